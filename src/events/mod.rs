@@ -1,0 +1,11 @@
+//! Events of engines: frames to typed events, and the order of each rank's stream.
+//!
+//! Knows no socket, no clock and not the index.
+
+pub mod event;
+pub mod order;
+
+pub use event::{
+    BlockRemoved, BlockStored, EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason,
+};
+pub use order::{Sequencer, SequencerConfig, Step};

@@ -1,0 +1,3 @@
+//! The `rankwise` program.
+
+fn main() {}
