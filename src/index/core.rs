@@ -5,9 +5,7 @@ use smallvec::SmallVec;
 use super::coverage::RankSet;
 use super::rank::{Announced, Content, NameKey, NameRef, Orphan, OrphanId, Rank};
 use super::tree::{Extended, Layer, Place, RunId, Tree};
-use super::{
-    Announcements, LayerContents, Removed, StoreRefusal, StoreRequest, StoreTokens, Stored,
-};
+use super::{Announcements, LayerContents, Removed, StoreRefusal, StoreRequest, StoreTokens, Stored};
 use crate::block::{AttentionKind, BlockHash, BlockSize, ContentKeys, Isolation, LocalHasher, Tier};
 use crate::ids::RankSlot;
 
@@ -143,8 +141,7 @@ impl Core {
     }
 
     fn note_layers(&mut self, index: u32) {
-        let layered =
-            self.ranks[index as usize].rank.as_ref().is_some_and(|rank| rank.is_layered());
+        let layered = self.ranks[index as usize].rank.as_ref().is_some_and(|rank| rank.is_layered());
         if layered {
             self.layered.insert(index);
         } else {
@@ -179,12 +176,12 @@ impl Core {
     pub(super) fn contents(&self, slot: RankSlot) -> Vec<LayerContents> {
         let Some(rank) = self.rank(slot) else { return Vec::new() };
         let mut layers: Vec<(Layer, Vec<(BlockHash, u64)>)> = Vec::new();
-        let mut push = |layer: Layer, name: BlockHash, copies: u64| {
-            match layers.iter_mut().find(|(of, _)| *of == layer) {
+        let mut push =
+            |layer: Layer, name: BlockHash, copies: u64| match layers.iter_mut().find(|(of, _)| *of == layer)
+            {
                 Some((_, names)) => names.push((name, copies)),
                 None => layers.push((layer, vec![(name, copies)])),
-            }
-        };
+            };
         for &id in &rank.runs {
             let run = self.tree.run(id);
             for (layer, coverage) in run.layers_of(slot.index) {
@@ -242,9 +239,8 @@ impl Plan {
             return Ok(Self { layer, placing: Placing::Nameless });
         }
         let size = BlockSize::new(request.block_size);
-        let lines_up = size.is_some_and(|size| {
-            request.names.len().checked_mul(size.as_usize()) == Some(tokens.len())
-        });
+        let lines_up =
+            size.is_some_and(|size| request.names.len().checked_mul(size.as_usize()) == Some(tokens.len()));
         let kind = group.kind;
         if kind == AttentionKind::Full {
             if size.is_some_and(|size| size != block_size) {
@@ -316,9 +312,7 @@ impl Announcer<'_> {
                 request.names.iter().for_each(|name| self.store_by_name(layer, name));
                 Stored::default()
             }
-            Placing::ByTokens { tokens_per_name } => {
-                self.store_chain(request, layer, tokens_per_name, false)
-            }
+            Placing::ByTokens { tokens_per_name } => self.store_chain(request, layer, tokens_per_name, false),
             Placing::ByNameThenTokens { tokens_per_name } => {
                 self.store_chain(request, layer, tokens_per_name, true)
             }
@@ -347,7 +341,8 @@ impl Announcer<'_> {
             Some(parent) => self.resolve(parent).map_or_else(|| Cursor::Missing(parent.clone()), Cursor::At),
         };
         let no_keys = ContentKeys::new();
-        for (at, (name, block)) in request.names.iter().zip(tokens.chunks_exact(tokens_per_name)).enumerate() {
+        for (at, (name, block)) in request.names.iter().zip(tokens.chunks_exact(tokens_per_name)).enumerate()
+        {
             let keys = request.keys.get(at).unwrap_or(&no_keys);
             if names_first && let Some(place) = self.resolve(name) {
                 self.flush(layer, &mut pending);
@@ -692,7 +687,8 @@ impl Announcer<'_> {
                 continue;
             }
             let Some(announced) = self.rank.announced(layer, name) else { continue };
-            let count = announced.iter().filter(|(of, _)| *of == Content::Nameless).map(|(_, count)| *count).sum();
+            let count =
+                announced.iter().filter(|(of, _)| *of == Content::Nameless).map(|(_, count)| *count).sum();
             if count > 0 {
                 self.rank.nameless = self.rank.nameless.saturating_sub(u64::from(count));
                 self.replace(layer, name, Content::Nameless, place, count);

@@ -82,10 +82,7 @@ impl Rank {
         Self {
             generation,
             announcements,
-            groups: SmallVec::from_elem(
-                Group { idx: None, kind: AttentionKind::Full, block_size: None },
-                1,
-            ),
+            groups: SmallVec::from_elem(Group { idx: None, kind: AttentionKind::Full, block_size: None }, 1),
             runs: HashSet::default(),
             explicit: HashMap::default(),
             pinned: HashMap::default(),
@@ -229,9 +226,8 @@ impl Orphans {
         tokens: &[u32],
         keys: &ContentKeys,
     ) -> Option<OrphanId> {
-        let same = |orphan: &Orphan| {
-            orphan.name == *name && *orphan.tokens == *tokens && orphan.keys == *keys
-        };
+        let same =
+            |orphan: &Orphan| orphan.name == *name && *orphan.tokens == *tokens && orphan.keys == *keys;
         self.waiting.get(parent)?.iter().copied().find(|&id| self.get(id).is_some_and(same))
     }
 

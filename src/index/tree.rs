@@ -57,7 +57,9 @@ impl Names {
     fn suits(&self, name: Option<&BlockHash>) -> bool {
         matches!(
             (self, name),
-            (_, None) | (Self::Ints(_), Some(BlockHash::Int(_))) | (Self::Bytes(_), Some(BlockHash::Bytes(_)))
+            (_, None)
+                | (Self::Ints(_), Some(BlockHash::Int(_)))
+                | (Self::Bytes(_), Some(BlockHash::Bytes(_)))
         )
     }
 

@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use radix_trie::Trie;
-use rankwise::block::{
-    BlockHash, BlockSize, Isolation, LocalBlockHash, LocalHasher, SequenceHash, Tier,
-};
+use rankwise::block::{BlockHash, BlockSize, Isolation, LocalBlockHash, LocalHasher, SequenceHash, Tier};
 use rankwise::ids::RankSlot;
 use rankwise::index::{
     self, Announcements, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRefusal,
@@ -38,6 +36,8 @@ struct Announcement {
     tier: Tier,
     name: u64,
     said: Said,
+    /// When this block began to wait: where names collide, what waits for one name is placed in this order.
+    born: usize,
 }
 
 /// One rank, literally: its announcements that were not removed, oldest first.
@@ -45,6 +45,7 @@ struct Announcement {
 struct LiteralRank {
     announcements: Vec<Announcement>,
     set: bool,
+    clock: usize,
 }
 
 impl LiteralRank {
@@ -82,22 +83,29 @@ impl LiteralRank {
     fn push(&mut self, tier: Tier, name: u64, said: Said) {
         let same = |of: &Announcement| of.tier == tier && of.name == name && of.said == said;
         if !(self.set && self.announcements.iter().any(same)) {
-            self.announcements.push(Announcement { tier, name, said });
+            self.clock += 1;
+            let waits = |of: &&Announcement| of.name == name && of.said == said;
+            let born = self.announcements.iter().find(waits).map_or(self.clock, |of| of.born);
+            self.announcements.push(Announcement { tier, name, said, born });
         }
     }
 
     fn settle(&mut self, name: u64, path: &Path) {
         let mut settled = vec![(name, path.clone())];
         while let Some((name, path)) = settled.pop() {
-            for of in &mut self.announcements {
-                if let Said::Pending { parent, symbol } = of.said
-                    && parent == name
-                {
-                    let mut child = path.clone();
-                    child.push(symbol);
+            let waits =
+                |of: &&mut Announcement| matches!(of.said, Said::Pending { parent, .. } if parent == name);
+            let mut waiting: Vec<&mut Announcement> = self.announcements.iter_mut().filter(waits).collect();
+            waiting.sort_by_key(|of| of.born);
+            for of in waiting {
+                let Said::Pending { symbol, .. } = of.said else { continue };
+                let mut child = path.clone();
+                child.push(symbol);
+                // The same block announced twice is one block that waits.
+                if !settled.contains(&(of.name, child.clone())) {
                     settled.push((of.name, child.clone()));
-                    of.said = Said::Placed(child);
                 }
+                of.said = Said::Placed(child);
             }
         }
     }
@@ -180,13 +188,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             symbols,
             wrong_parent,
         });
-    let remove = (
-        0..RANKS,
-        tier,
-        prop::collection::vec(0_usize..64, 1..5),
-        prop::option::weighted(0.1, 0_u64..40),
-    )
-        .prop_map(|(rank, tier, picks, stray)| Step::Remove { rank, tier, picks, stray });
+    let remove =
+        (0..RANKS, tier, prop::collection::vec(0_usize..64, 1..5), prop::option::weighted(0.1, 0_u64..40))
+            .prop_map(|(rank, tier, picks, stray)| Step::Remove { rank, tier, picks, stray });
     let step = prop_oneof![
         12 => store,
         8 => remove,
@@ -225,14 +229,7 @@ impl World {
         let (mut index, reader) = index::new(BlockSize::new(BLOCK_SIZE).unwrap());
         let slots = set.iter().map(|&set| index.write().add_rank(announcements(set))).collect();
         let literal = set.iter().map(|&set| LiteralRank { set, ..LiteralRank::default() }).collect();
-        Self {
-            index,
-            reader,
-            slots,
-            literal,
-            hasher: LocalHasher::default(),
-            scratch: Scratch::default(),
-        }
+        Self { index, reader, slots, literal, hasher: LocalHasher::default(), scratch: Scratch::default() }
     }
 
     fn step(&mut self, step: &Step) {
