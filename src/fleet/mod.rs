@@ -27,4 +27,5 @@ pub use names::NameTable;
 pub use pool::{Pool, PoolKey};
 pub use ranks::Ranks;
 pub use roster::{Change, Fleet, Pin, RankPlan};
-pub use spec::{Announcements, Balance, Carrier, Dispatch, EventsFrom, IdForm, Role, WorkerSpec};
+pub use crate::block::Announcements;
+pub use spec::{Balance, Carrier, Dispatch, EventsFrom, IdForm, Role, WorkerSpec};

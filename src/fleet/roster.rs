@@ -16,7 +16,7 @@ use crate::ids::{DpRank, LocalRank, RankKey, WorkerId};
 /// Every mutation either succeeds and says what changed, or is refused and changes nothing.
 ///
 /// Cost: a declaration is linear in the worker's ranks; look-ups are one or two map look-ups.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Fleet {
     pools: BTreeMap<PoolKey, Pool>,
     workers: BTreeMap<WorkerId, Worker>,
@@ -27,13 +27,13 @@ pub struct Fleet {
     ranks: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Worker {
     spec: WorkerSpec,
     plans: BTreeMap<DpRank, RankPlan>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Claim {
     rank: RankKey,
     field: &'static str,

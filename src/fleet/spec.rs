@@ -8,7 +8,7 @@ use super::error::DeclareError;
 use super::pool::PoolKey;
 use super::ranks::Ranks;
 use super::roster::RankPlan;
-use crate::block::BlockSize;
+use crate::block::{Announcements, BlockSize};
 use crate::ids::{DpRank, WorkerId};
 
 /// A worker's declaration.
@@ -192,16 +192,6 @@ impl EventsFrom {
             }
         }
     }
-}
-
-/// How often a block that is announced twice must be removed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Announcements {
-    /// As often as it was announced: engines that keep several copies under one hash.
-    #[default]
-    Counted,
-    /// Once: engines that repeat announcements of one copy.
-    Set,
 }
 
 /// What a worker may be selected for.

@@ -29,20 +29,11 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::core::Core;
 pub use self::query::Scratch;
+pub use crate::block::Announcements;
 use crate::block::{
     AttentionKind, BlockHash, BlockSize, ContentKeys, Isolation, LocalBlockHash, SequenceHash, Tier,
 };
 use crate::ids::RankSlot;
-
-/// How announcements of one name add up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Announcements {
-    /// Announced twice needs two removals (vLLM announces each physical copy).
-    #[default]
-    Counted,
-    /// Announced twice is announced once (vLLM's `kv_cache_report_mode: full` repeats itself).
-    Set,
-}
 
 /// Which attention group an event speaks of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
