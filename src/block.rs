@@ -149,11 +149,6 @@ impl Isolation {
         self.seed
     }
 
-    /// The namespace with this seed, as a run of blocks remembers it.
-    pub(crate) fn from_seed(seed: u64) -> Self {
-        Self { seed }
-    }
-
     fn plus(self, name: Option<&str>, seed: u64) -> Self {
         match name {
             Some(name) if !name.is_empty() => {

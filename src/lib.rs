@@ -5,4 +5,6 @@ pub mod events;
 pub mod fleet;
 pub mod ids;
 pub mod index;
+pub mod indexer;
+pub mod load;
 pub mod trust;

@@ -147,6 +147,13 @@ impl SkipCounts {
         *count = count.saturating_add(1);
     }
 
+    /// Adds another batch's counts.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.0.iter_mut().zip(other.0) {
+            *count = count.saturating_add(more);
+        }
+    }
+
     /// How many were left out for `reason`.
     pub fn get(&self, reason: SkipReason) -> u32 {
         self.0[reason as usize]
