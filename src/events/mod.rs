@@ -8,4 +8,7 @@ pub mod order;
 pub use event::{
     BlockRemoved, BlockStored, EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason,
 };
-pub use order::{Sequencer, SequencerConfig, Step};
+pub use order::{
+    Arrival, Batch, Fingerprint, OnLoss, ReplayId, RestartRule, Sequencer, SequencerConfig, Step,
+    StreamCounters,
+};
