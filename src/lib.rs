@@ -4,4 +4,5 @@ pub mod block;
 pub mod events;
 pub mod fleet;
 pub mod ids;
+pub mod load;
 pub mod trust;
