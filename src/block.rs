@@ -284,6 +284,16 @@ impl Tier {
     }
 }
 
+/// How announcements of one name add up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Announcements {
+    /// Announced twice needs two removals (vLLM announces each physical copy).
+    #[default]
+    Counted,
+    /// Announced twice is announced once (vLLM's `kv_cache_report_mode: full` repeats itself).
+    Set,
+}
+
 /// What kind of cache an attention group keeps (vLLM's `kv_cache_spec_kind`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum AttentionKind {

@@ -104,11 +104,13 @@ pub enum SkipReason {
     SelfParent,
     /// The rank announces more groups than the limit.
     TooManyGroups,
+    /// The rank holds more blocks than any engine can.
+    RankFull,
 }
 
 impl SkipReason {
     /// All reasons.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::UnknownTag,
         Self::Malformed,
         Self::TooLong,
@@ -116,6 +118,7 @@ impl SkipReason {
         Self::BlockSizeMismatch,
         Self::SelfParent,
         Self::TooManyGroups,
+        Self::RankFull,
     ];
 
     /// The reason's name in metrics.
@@ -128,6 +131,7 @@ impl SkipReason {
             Self::BlockSizeMismatch => "block_size_mismatch",
             Self::SelfParent => "self_parent",
             Self::TooManyGroups => "too_many_groups",
+            Self::RankFull => "rank_full",
         }
     }
 }

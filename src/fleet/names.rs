@@ -12,7 +12,7 @@ use radix_trie::{Trie, TrieCommon};
 /// Cost: an exact name is one hash look-up; a pattern is a walk along the name's bytes (0.2 µs among 10,000),
 /// about 500 bytes each. The trie recurses over the depth to which patterns nest, which
 /// [`NameTable::MAX_LEN`] bounds.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct NameTable<T> {
     exact: HashMap<String, T>,
     patterns: Trie<String, T>,
