@@ -106,6 +106,11 @@ pub enum EndpointError {
     /// Port 0.
     #[error("port 0 lets the engine's system choose: give the port that it chose")]
     PortZero,
+    /// A wildcard where an engine binds, whatever it is told.
+    #[error(
+        "an engine always binds its replay socket, so a wildcard says nothing: write the host to connect to"
+    )]
+    ReplayWildcard,
     /// An empty or wildcard socket path.
     #[error("the socket path is missing: write ipc://PATH")]
     Path,

@@ -20,6 +20,7 @@ pub mod ranks;
 pub mod roster;
 pub mod spec;
 
+pub use crate::block::Announcements;
 pub use capacity::{Capacity, CapacitySpec, DpMode, Provenance};
 pub use endpoint::{Endpoint, EndpointError, Endpoints};
 pub use error::{DeclareError, ErrorKind, PinError};
@@ -27,5 +28,4 @@ pub use names::NameTable;
 pub use pool::{Pool, PoolKey};
 pub use ranks::Ranks;
 pub use roster::{Change, Fleet, Pin, RankPlan};
-pub use crate::block::Announcements;
 pub use spec::{Balance, Carrier, Dispatch, EventsFrom, IdForm, Role, WorkerSpec};

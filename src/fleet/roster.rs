@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::capacity::Capacity;
-use super::endpoint::{Endpoint, Endpoints, Place, Resolver, Unresolved};
+use super::endpoint::{Endpoint, EndpointError, Endpoints, Place, Resolver, Unresolved};
 use super::error::{DeclareError, PinError};
 use super::names::NameTable;
 use super::pool::{Pool, PoolKey};
@@ -121,13 +121,16 @@ impl Fleet {
     /// See [`DeclareError`]; nothing has changed then.
     pub fn declare(&mut self, spec: WorkerSpec) -> Result<Change, DeclareError> {
         self.check_place(&spec)?;
+        if let Some(capacity) = &spec.capacity {
+            capacity.check(&spec.ranks)?;
+        }
         let plans = plan(&spec)?;
         self.check_claims(&spec.worker, &plans, |claim| claim.rank.worker != spec.worker)?;
         self.replace(spec, plans)
     }
 
     /// Adds the ranks of `spec` to its worker, which is declared if it is new. The worker's other settings
-    /// stay as they are.
+    /// stay as they are; where they list a figure per rank, the new ranks' is unknown.
     ///
     /// # Errors
     /// As [`Fleet::declare`], and [`DeclareError::RankExists`] for a rank that is there, whatever its
@@ -144,7 +147,8 @@ impl Fleet {
         }
         let added = plan(&spec)?;
         self.check_claims(&spec.worker, &added, |_| true)?;
-        merged.events.absorb(&spec.worker, &spec.events, &added)?;
+        let all = worker.plans.values().chain(added.values());
+        merged.events.absorb(&spec.worker, &spec.events, all)?;
         let plans = plan(&merged)?;
         self.replace(merged, plans)
     }
@@ -419,9 +423,6 @@ fn endpoints_of(plan: &RankPlan) -> impl Iterator<Item = (&Endpoint, &'static st
 
 /// The plan of every rank of a declaration, checked within itself.
 fn plan(spec: &WorkerSpec) -> Result<BTreeMap<DpRank, RankPlan>, DeclareError> {
-    if let Some(capacity) = &spec.capacity {
-        capacity.check(&spec.ranks)?;
-    }
     let (events, replay, topic) = match &spec.events {
         EventsFrom::Zmq { endpoints, replay, topic } => (
             Some(resolver(spec, endpoints, EVENTS)?),
@@ -446,6 +447,10 @@ fn plan(spec: &WorkerSpec) -> Result<BTreeMap<DpRank, RankPlan>, DeclareError> {
         };
         if events.is_some() && plan.events.is_none() {
             return Err(DeclareError::NoEndpoint { rank });
+        }
+        if let Some(replay) = plan.replay.as_ref().filter(|replay| replay.binds()) {
+            let (endpoint, why) = (replay.to_string(), EndpointError::ReplayWildcard);
+            return Err(DeclareError::BadEndpoint { field: REPLAY, endpoint, why });
         }
         plans.insert(rank, plan);
     }

@@ -1,9 +1,9 @@
 //! Everything that a worker can declare.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::capacity::{CapacitySpec, DpMode};
-use super::endpoint::Endpoints;
+use super::endpoint::{Endpoint, Endpoints};
 use super::error::DeclareError;
 use super::pool::PoolKey;
 use super::ranks::Ranks;
@@ -154,33 +154,33 @@ impl EventsFrom {
         !matches!(self, Self::None)
     }
 
-    /// Takes over the ranks of `added`, which have been resolved to these addresses.
-    pub(crate) fn absorb(
+    /// Takes over the ranks of `added`. From then on every rank's address is its own (`plans` has those of all
+    /// ranks, old and new): the old ranks' base says nothing about the new ones, and must not give them a
+    /// replay endpoint that nobody declared.
+    pub(crate) fn absorb<'a>(
         &mut self,
         worker: &WorkerId,
         added: &Self,
-        resolved: &BTreeMap<DpRank, RankPlan>,
+        plans: impl Iterator<Item = &'a RankPlan>,
     ) -> Result<(), DeclareError> {
-        let other = || DeclareError::OtherEvents { worker: worker.clone() };
-        match (self, added) {
-            (Self::None, Self::None) | (Self::Fed, Self::Fed) => Ok(()),
-            (Self::Zmq { endpoints, replay, topic }, Self::Zmq { topic: added_topic, .. }) => {
-                if topic != added_topic {
-                    return Err(other());
-                }
-                for (&rank, plan) in resolved {
-                    if let Some(events) = &plan.events {
-                        endpoints.per_rank.insert(rank, events.address().to_owned());
-                    }
-                    if let Some(at) = &plan.replay {
-                        let replay = replay.get_or_insert_default();
-                        replay.per_rank.insert(rank, at.address().to_owned());
-                    }
-                }
-                Ok(())
-            }
-            _ => Err(other()),
+        match (&*self, added) {
+            (Self::None, Self::None) | (Self::Fed, Self::Fed) => return Ok(()),
+            (Self::Zmq { topic, .. }, Self::Zmq { topic: other, .. }) if topic == other => {}
+            _ => return Err(DeclareError::OtherEvents { worker: worker.clone() }),
         }
+        if let Self::Zmq { endpoints, replay, .. } = self {
+            let (mut events_at, mut replay_at) = (Endpoints::default(), Endpoints::default());
+            let put = |to: &mut Endpoints, rank, at: &Option<Endpoint>| {
+                to.per_rank.extend(at.iter().map(|at| (rank, at.address().to_owned())));
+            };
+            for plan in plans {
+                put(&mut events_at, plan.rank.dp_rank, &plan.events);
+                put(&mut replay_at, plan.rank.dp_rank, &plan.replay);
+            }
+            *endpoints = events_at;
+            *replay = (!replay_at.per_rank.is_empty()).then_some(replay_at);
+        }
+        Ok(())
     }
 
     /// Forgets the address of one rank.

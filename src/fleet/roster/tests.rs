@@ -1,4 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
 use super::*;
 use crate::block::BlockSize;
 use crate::fleet::{Announcements, CapacitySpec, DpMode, ErrorKind, Provenance, Ranks};
@@ -168,6 +172,13 @@ fn endpoints_that_cannot_be_are_refused_and_name_the_field() {
     assert_eq!((error.field(), error.kind()), ("replay_endpoint", ErrorKind::Invalid));
 }
 
+/// R3: replay is always dialled, so a wildcard is a mistake.
+#[test]
+fn a_replay_wildcard_is_refused() {
+    let error = refused(&mut Fleet::new(), replayed("w1", 0, 2, "tcp://h:5557", "tcp://*:6557"));
+    assert_eq!((error.field(), error.kind()), ("replay_endpoint", ErrorKind::Invalid));
+}
+
 /// C45: what is refused changes nothing; the earlier range stays.
 #[test]
 fn zero_ranks_are_refused_and_the_earlier_range_stays() {
@@ -291,6 +302,19 @@ fn a_rank_is_registered_beside_a_range() {
     assert!(fleet.rank(&RankKey::new("w1", 1)).unwrap().replay.is_none());
 }
 
+/// A rank that is registered without a replay endpoint has none, whatever its neighbours' base would give it.
+#[test]
+fn a_registered_rank_inherits_no_endpoint() {
+    let mut fleet = Fleet::new();
+    let range = || replayed("w1", 4, 2, "tcp://h:5557", "tcp://h:6557");
+    fleet.declare(range()).unwrap();
+    fleet.add_rank(zmq("w1", 0, 1, "tcp://h:5557")).unwrap();
+    assert_eq!(fleet.rank(&RankKey::new("w1", 0)).unwrap().replay, None);
+    assert!(fleet.rank(&RankKey::new("w1", 5)).unwrap().replay.is_some());
+    let back = fleet.declare(range()).unwrap();
+    assert_eq!((numbers(&back.removed), numbers(&back.kept), added(&back)), (vec![0], vec![4, 5], vec![]));
+}
+
 /// `/unregister` of one rank takes that rank only (R7), and its neighbours keep their local numbers (R4).
 #[test]
 fn ranks_are_unregistered_one_by_one() {
@@ -305,6 +329,9 @@ fn ranks_are_unregistered_one_by_one() {
     assert_eq!(fleet.local(&RankKey::new("w1", 5)), Some(LocalRank(1)));
     assert_eq!(fleet.capacity_blocks(&RankKey::new("w1", 5)).exact(), Some(20));
     assert_eq!(fleet.capacity_blocks(&RankKey::new("w1", 4)), Capacity::Unknown);
+    fleet.add_rank(single("w1", 9, "tcp://g:1")).unwrap();
+    assert_eq!(fleet.capacity_blocks(&RankKey::new("w1", 9)), Capacity::Unknown);
+    assert!(!fleet.remove_rank(&RankKey::new("w1", 9)).unwrap().worker_gone);
     let back = fleet.declare(four).unwrap();
     assert_eq!((added(&back), numbers(&back.kept)), (vec![4], vec![5, 6]));
     for rank in [4, 5, 6] {
@@ -427,4 +454,93 @@ fn refusals_read_well() {
         "endpoint `tcp://h:65530`: base port 65530 plus global rank 6 is past port 65535: \
          use a lower base port or give rank 6 its own endpoint"
     );
+}
+
+/// What a random history does next.
+#[derive(Clone, Debug)]
+enum Step {
+    Declare(WorkerSpec),
+    Add(WorkerSpec),
+    Remove(RankKey),
+    Withdraw(WorkerId),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let worker = || (0..3_u32).prop_map(|worker| format!("w{worker}"));
+    let port = || 1..12_u16;
+    let spec = move || {
+        (worker(), 0..5_u32, 1..5_u32, port(), prop::option::of(port()), 0..3_u8, any::<bool>()).prop_map(
+            |(worker, start, size, events, replay, pool, counted)| {
+                let events = format!("tcp://h:{events}");
+                let mut spec = spec(&worker, start, size);
+                spec.events = match (pool, replay) {
+                    (0, None) => EventsFrom::None,
+                    (_, None) => EventsFrom::zmq(events),
+                    (_, Some(replay)) => EventsFrom::zmq_with_replay(events, format!("tcp://h:{replay}")),
+                };
+                spec.pool = PoolKey::new(if pool == 2 { "n" } else { "m" }, None);
+                spec.announcements = if counted { Announcements::Counted } else { Announcements::Set };
+                spec
+            },
+        )
+    };
+    let step = prop_oneof![
+        4 => spec().prop_map(Step::Declare),
+        3 => spec().prop_map(Step::Add),
+        2 => (worker(), 0..8_u32).prop_map(|(worker, rank)| Step::Remove(RankKey::new(&*worker, rank))),
+        1 => worker().prop_map(|worker| Step::Withdraw(WorkerId::new(worker))),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+/// What every consumer of changes does: the ranks that it keeps something for.
+fn follow(mirror: &mut BTreeMap<RankKey, RankPlan>, change: &Change) {
+    for rank in &change.removed {
+        assert!(mirror.remove(rank).is_some(), "removed {rank} was not there");
+    }
+    for rank in &change.kept {
+        assert!(mirror.contains_key(rank), "kept {rank} was not there");
+    }
+    for plan in &change.added {
+        assert!(mirror.insert(plan.rank.clone(), plan.clone()).is_none(), "added {} was there", plan.rank);
+    }
+}
+
+proptest! {
+    /// R3, R7: whoever follows the changes has exactly the declared ranks, with their streams; no place is
+    /// ever claimed twice; nothing outlives its rank; what is refused changes nothing.
+    #[test]
+    fn changes_tell_everything(steps in steps()) {
+        let mut fleet = Fleet::new();
+        let mut mirror = BTreeMap::new();
+        for step in steps {
+            let before = seen(&fleet);
+            let change = match step {
+                Step::Declare(spec) => fleet.declare(spec).ok(),
+                Step::Add(spec) => fleet.add_rank(spec).ok(),
+                Step::Remove(rank) => fleet.remove_rank(&rank),
+                Step::Withdraw(worker) => fleet.withdraw(&worker),
+            };
+            let Some(change) = change else {
+                prop_assert_eq!(seen(&fleet), before);
+                continue;
+            };
+            follow(&mut mirror, &change);
+            prop_assert_eq!(change.worker_gone, fleet.worker(&change.worker).is_none());
+            prop_assert_eq!(change.pool_gone, fleet.pool(&change.pool).is_none());
+            let plans: Vec<_> =
+                fleet.workers().flat_map(|spec| fleet.plans(&spec.worker)).collect();
+            prop_assert_eq!(plans.len(), fleet.rank_count());
+            prop_assert_eq!(plans.len(), mirror.len());
+            for plan in &plans {
+                prop_assert!(mirror[&plan.rank].same_stream(plan));
+                prop_assert_eq!(fleet.local(&plan.rank), Some(plan.local));
+            }
+            let places: Vec<_> = plans.iter().flat_map(|plan| endpoints_of(plan)).collect();
+            let distinct: HashSet<_> = places.iter().map(|(endpoint, _)| endpoint.place()).collect();
+            prop_assert_eq!(distinct.len(), places.len());
+            prop_assert_eq!(distinct, fleet.claims.keys().collect::<HashSet<_>>());
+            prop_assert!(fleet.pools().all(|pool| !pool.workers.is_empty()));
+        }
+    }
 }
