@@ -27,11 +27,12 @@ pub struct CaptureHeader {
 }
 
 impl CaptureHeader {
-    /// A header with these fields, for a new recording.
+    /// A header with these fields, for a new recording; `kvcap` is set to [`VERSION`].
     ///
     /// # Errors
     /// None in practice: every field has a JSON form.
-    pub fn new(fields: HeaderFields) -> Result<Self, serde_json::Error> {
+    pub fn new(mut fields: HeaderFields) -> Result<Self, serde_json::Error> {
+        fields.kvcap = VERSION;
         Ok(Self { text: serde_json::to_string(&fields)?, fields })
     }
 
@@ -41,7 +42,8 @@ impl CaptureHeader {
     /// When the line is not a JSON object with a numeric `kvcap` and an `engine`.
     pub fn parse(line: &str) -> Result<Self, serde_json::Error> {
         let fields = serde_json::from_str(line)?;
-        Ok(Self { text: line.to_owned(), fields })
+        // Between JSON's tokens only: within a string a line end would have been refused.
+        Ok(Self { text: line.replace(['\n', '\r'], " "), fields })
     }
 
     /// The header's line, without its end.
@@ -347,7 +349,12 @@ impl Visitor<'_> for HexVisitor {
 
 /// The bytes that `text` writes, two hex digits a byte; `None` if it does not.
 pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        b'A'..=b'F' => Some(byte - b'A' + 10),
+        _ => None,
+    };
     let pairs = text.as_bytes().chunks_exact(2);
     if !pairs.remainder().is_empty() {
         return None;
@@ -435,6 +442,17 @@ mod tests {
         assert_eq!(header.field("num_gpu_blocks"), Some(40.into()));
         assert_eq!(header.block_size(), BlockSize::new(16));
         assert_eq!(header.ranks(), [DpRank(0), DpRank(1)]);
+    }
+
+    #[test]
+    fn a_new_header_is_one_line_of_this_version() {
+        let fields = HeaderFields { engine: "vllm".into(), note: Some("a\nb".into()), ..Default::default() };
+        let header = CaptureHeader::new(fields).unwrap();
+        assert!(!header.as_line().contains('\n'));
+        assert_eq!(CaptureHeader::parse(header.as_line()).unwrap().fields(), header.fields());
+        assert_eq!(header.fields().kvcap, VERSION);
+        let spread = CaptureHeader::parse("{\n\"kvcap\":1,\r\n\"engine\":\"vllm\"}").unwrap();
+        assert!(!spread.as_line().contains(['\n', '\r']));
     }
 
     #[test]

@@ -20,6 +20,9 @@ use crate::ids::{DpRank, EventSeq};
 /// Largest truth that is read, as text. The longest that exists has 1 MB; this holds a thousand of them.
 const MAX_TEXT_BYTES: u64 = 1 << 30;
 
+/// Most tokens that [`Truth::prompts`] expands to: 1 GiB. Deltas let a small file stand for far more.
+const MAX_PROMPT_TOKENS: usize = 1 << 28;
+
 /// What engines held and answered, read from them after the stream of the capture beside it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Truth {
@@ -94,10 +97,12 @@ impl Truth {
     /// Cost: the tokens of all prompts in memory.
     ///
     /// # Errors
-    /// When a request has neither a prompt nor a base among the requests before it.
+    /// When a request has neither a prompt nor a base among the requests before it, or all prompts together
+    /// are too long to be held.
     pub fn prompts(&self) -> Result<Vec<Vec<u32>>, PromptError> {
         let mut by_id: HashMap<&str, usize> = HashMap::new();
         let mut prompts: Vec<Vec<u32>> = Vec::with_capacity(self.requests.len());
+        let mut total = 0;
         for (index, request) in self.requests.iter().enumerate() {
             let base = match &request.base {
                 None => None,
@@ -112,6 +117,10 @@ impl Truth {
                 },
             };
             let prompt = self.expand(request, base)?;
+            total += prompt.len();
+            if total > MAX_PROMPT_TOKENS {
+                return Err(PromptError::TooLong { request: request.id.clone(), limit: MAX_PROMPT_TOKENS });
+            }
             prompts.push(prompt);
             by_id.insert(&request.id, index);
         }
@@ -131,7 +140,7 @@ impl Truth {
         }
         let base_tokens = base.into_iter().flat_map(|(prompt, output)| prompt.iter().chain(output));
         let prompt: Vec<u32> = base_tokens.take(request.base_len).chain(&request.tokens).copied().collect();
-        if prompt.len() != request.base_len + request.tokens.len() {
+        if prompt.len() - request.tokens.len() != request.base_len {
             return Err(PromptError::ShortBase { request: request.id.clone(), base_len: request.base_len });
         }
         Ok(prompt)
@@ -172,6 +181,14 @@ pub enum PromptError {
         request: String,
         /// Tokens that it takes.
         base_len: usize,
+    },
+    /// All prompts together are too long to be held.
+    #[error("with request {request} the prompts have more than {limit} tokens")]
+    TooLong {
+        /// Its id.
+        request: String,
+        /// Tokens allowed.
+        limit: usize,
     },
 }
 
