@@ -5,4 +5,5 @@ pub mod capture;
 pub mod events;
 pub mod fleet;
 pub mod ids;
+pub mod index;
 pub mod trust;
