@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,8 @@ use rankwise::capture::{
 };
 use rankwise::ids::{DpRank, EventSeq};
 use rankwise::trust::Trust;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::capture_reference::{Event, decode};
 
 /// The captures' directory.
 fn directory() -> PathBuf {
@@ -138,8 +138,7 @@ fn counted(path: &Path) -> Row {
         match &line.body {
             LineBody::Pub { frames } => {
                 messages += 1;
-                let batch: Batch = rmp_serde::from_slice(frames.last().unwrap()).unwrap();
-                events.add(&batch);
+                events.add(frames.last().unwrap());
             }
             LineBody::Replay { dir: Direction::Rx, .. } => replay_rx += 1,
             _ => {}
@@ -167,62 +166,14 @@ struct Events {
 }
 
 impl Events {
-    fn add(&mut self, batch: &Batch) {
-        for Tag(tag) in &batch.events {
-            match tag.as_str() {
-                "BlockStored" => self.stored += 1,
-                "BlockRemoved" => self.removed += 1,
-                "AllBlocksCleared" => self.cleared += 1,
-                other => panic!("unknown tag {other}"),
+    fn add(&mut self, payload: &[u8]) {
+        for event in decode(payload) {
+            match event {
+                Event::Stored(_) => self.stored += 1,
+                Event::Removed(_) => self.removed += 1,
+                Event::Cleared => self.cleared += 1,
             }
         }
-    }
-}
-
-/// A batch as far as it must be read to count.
-#[derive(serde::Deserialize)]
-struct Batch {
-    #[serde(rename = "ts")]
-    _ts: IgnoredAny,
-    events: Vec<Tag>,
-    #[serde(rename = "data_parallel_rank", default)]
-    _rank: IgnoredAny,
-}
-
-/// An event's tag, in both layouts.
-struct Tag(String);
-
-impl<'de> Deserialize<'de> for Tag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TagVisitor).map(Self)
-    }
-}
-
-struct TagVisitor;
-
-impl<'de> Visitor<'de> for TagVisitor {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an event")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<String, A::Error> {
-        let tag = seq.next_element()?.unwrap_or_default();
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(tag)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
-        let mut tag = String::new();
-        while let Some(name) = map.next_key::<String>()? {
-            if name == "type" {
-                tag = map.next_value()?;
-            } else {
-                map.next_value::<IgnoredAny>()?;
-            }
-        }
-        Ok(tag)
     }
 }
 
@@ -238,8 +189,8 @@ fn every_truth_is_read_whole() {
         for rank in &truth.ranks {
             let dp_rank = DpRank(rank.rank);
             assert!(script.ranks().contains(&dp_rank), "{name} rank {dp_rank}");
-            let of_rank = script.live().iter().filter(|message| message.rank == dp_rank);
-            let published = of_rank.last().map(|message| (message.life, number(&message.frames)));
+            let mut of_rank = script.live().iter().filter(|message| message.rank == dp_rank);
+            let published = of_rank.next_back().map(|message| (message.life, number(&message.frames)));
             let life = published.map_or(0, |(life, _)| life);
             let answered = script.replies().answers_from(dp_rank, life, EventSeq::ZERO).last();
             let last = published.and_then(|(_, seq)| seq).max(answered.map(|(seq, _)| seq));

@@ -1,3 +1,4 @@
 //! One integration binary, so that it links once.
 mod capture_format;
+mod capture_reference;
 mod index_reference;
