@@ -1,6 +1,7 @@
 //! rankwise tells a router which data-parallel rank already holds a request's KV-cache prefix.
 
 pub mod block;
+pub mod capture;
 pub mod events;
 pub mod fleet;
 pub mod ids;

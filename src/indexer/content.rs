@@ -46,7 +46,7 @@ fn without_adapter<'a>(event: &BlockStored, entries: &'a [ExtraKey]) -> &'a [Ext
 
 fn last_bare_text(entries: &[ExtraKey]) -> Option<(usize, &str)> {
     let bare = |(at, entry)| match entry {
-        &ExtraKey::Text(ref text) if !is_digest(text) => Some((at, text.as_str())),
+        ExtraKey::Text(text) if !is_digest(text) => Some((at, text.as_str())),
         _ => None,
     };
     entries.iter().enumerate().rev().find_map(bare)

@@ -185,7 +185,7 @@ struct Pool {
 impl Indexer {
     /// An empty indexer and its reader's handle.
     pub fn new(config: Config) -> (Self, View) {
-        let view = View::new(config.load.clone());
+        let view = View::new(config.load);
         let indexer = Self {
             config,
             fleet: Fleet::new(),
