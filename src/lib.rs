@@ -4,4 +4,5 @@ pub mod block;
 pub mod events;
 pub mod fleet;
 pub mod ids;
+pub mod routing;
 pub mod trust;
