@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::dispatch::EngineStyle;
 use crate::block::BlockSize;
 use crate::ids::{DpRank, LocalRank, RankKey, WorkerId};
 use crate::trust::Trust;
@@ -21,6 +22,8 @@ pub struct Candidate {
     pub role: Role,
     /// Who picks the rank within the worker.
     pub balance: Balance,
+    /// How the worker's engine is told which rank to use.
+    pub engine: EngineStyle,
     /// Whether the rank can be chosen now.
     pub standing: Standing,
     /// Labels that a request may require or prefer.
@@ -40,14 +43,15 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The rank `rank` in an idle, empty, trusted state with an unknown load; its fields are public.
+    /// The rank with an empty, live view and an unknown load; set what is known of it.
     pub fn new(rank: RankKey, local: LocalRank) -> Self {
         Self {
             rank,
             local,
-            role: Role::Both,
-            balance: Balance::External,
-            standing: Standing::Ready,
+            role: Role::default(),
+            balance: Balance::default(),
+            engine: EngineStyle::default(),
+            standing: Standing::default(),
             taints: Taints::default(),
             overlap: Overlap::default(),
             trust: Trust::Live,
@@ -191,6 +195,11 @@ impl Request<'_> {
     /// Blocks of the prompt, a partial last one included.
     pub fn blocks(&self) -> u64 {
         self.isl_tokens.div_ceil(u64::from(self.block_size.get()))
+    }
+
+    /// Full blocks of the prompt.
+    pub fn full_blocks(&self) -> u64 {
+        self.isl_tokens / u64::from(self.block_size.get())
     }
 }
 

@@ -32,6 +32,9 @@ pub struct Terms {
     pub prefill_blocks: f64,
     /// Blocks active on the rank plus those that the request adds; `None` if the load is not known.
     pub decode_blocks: Option<f64>,
+    /// Blocks active on the rank once the request decodes there, its partial last block included, whatever
+    /// the policy counts; `None` if the load is not known.
+    pub potential_decode_blocks: Option<u64>,
     /// Credit taken from the decode blocks: only where prefill is not tracked.
     pub decode_credit: f64,
     /// The term for requests active on the rank; 0 where their number is not known or has no weight.
@@ -82,7 +85,7 @@ impl Terms {
             terms.decode_credit = terms.overlap_credit_blocks;
         }
         terms.prefill_cost = terms.overlap_weight * terms.prefill_blocks * terms.taint_multiplier;
-        terms.add_load(policy, candidate);
+        terms.add_load(policy, request, candidate);
         terms
     }
 
@@ -92,10 +95,13 @@ impl Terms {
         Formula(self)
     }
 
-    fn add_load(&mut self, policy: &Policy, candidate: &Candidate) {
+    fn add_load(&mut self, policy: &Policy, request: &Request<'_>, candidate: &Candidate) {
         let CandidateLoad::Known { decode_blocks, active_requests, .. } = candidate.load else { return };
-        let added = if policy.decode_counts_request { candidate.new_blocks } else { 0 };
-        let decode = decode_blocks.saturating_add(added) as f64;
+        let new = if policy.assume_kv_reuse { candidate.new_blocks } else { request.full_blocks() };
+        let partial = request.blocks() - request.full_blocks();
+        self.potential_decode_blocks = Some(decode_blocks.saturating_add(new).saturating_add(partial));
+        let counted = if policy.decode_counts_request { new } else { 0 };
+        let decode = decode_blocks.saturating_add(counted) as f64;
         self.decode_blocks = Some(decode);
         self.active_request_cost = policy.decode_active_request_weight * active_requests.unwrap_or(0) as f64;
         let cost = if self.prefill_tracked {
@@ -277,6 +283,19 @@ mod tests {
         assert_eq!(terms(&Policy::default(), &new).decode_blocks, Some(19.0));
         let without = Policy { decode_counts_request: false, ..Policy::default() };
         assert_eq!(terms(&without, &new).decode_blocks, Some(12.0));
+    }
+
+    /// The field's own figures: 30 tokens in blocks of 4, six blocks active, none of them the request's.
+    #[test]
+    fn potential_blocks_round_up_and_reuse_can_be_ruled_out() {
+        let shared = Candidate { new_blocks: 2, ..candidate(0, 6) };
+        let blocks = |policy: &Policy| {
+            let terms = Terms::of(policy, &request(30, 4), None, &shared);
+            (terms.decode_blocks, terms.potential_decode_blocks)
+        };
+        assert_eq!(blocks(&Policy::default()), (Some(8.0), Some(9)));
+        let apart = Policy { assume_kv_reuse: false, ..Policy::default() };
+        assert_eq!(blocks(&apart), (Some(13.0), Some(14)));
     }
 
     /// I6: host and disk blocks save part of their work, and a booking reckons with them too.

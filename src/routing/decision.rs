@@ -8,7 +8,9 @@ use thiserror::Error;
 
 use super::candidate::{Balance, Candidate, CandidateLoad, Request, Role};
 use super::cost::Terms;
+use super::dispatch::Dispatch;
 use super::filter::Excluded;
+use super::policy::Policy;
 use crate::block::BlockSize;
 use crate::ids::{DpRank, LocalRank, RankKey, WorkerId};
 
@@ -41,6 +43,8 @@ pub struct Decision<'s> {
     pub isl_tokens: u64,
     /// Tokens per block.
     pub block_size: BlockSize,
+    /// Temperature of the choice.
+    pub temperature: f64,
     /// Ranks that were not scored, by what kept them out.
     pub excluded: Excluded,
     candidates: Cow<'s, [Scored]>,
@@ -51,10 +55,10 @@ pub struct Decision<'s> {
 impl<'s> Decision<'s> {
     /// `chosen` must be an index into `scored`.
     pub(super) fn new(
+        policy: &Policy,
         request: &Request<'_>,
         scored: &'s [Scored],
-        chosen: usize,
-        reason: Reason,
+        (chosen, reason): (usize, Reason),
         excluded: Excluded,
     ) -> Self {
         let candidate = &scored[chosen].candidate;
@@ -72,6 +76,7 @@ impl<'s> Decision<'s> {
             reason,
             isl_tokens: request.isl_tokens,
             block_size: request.block_size,
+            temperature: policy.temperature,
             excluded,
             candidates: Cow::Borrowed(scored),
             chosen,
@@ -86,6 +91,11 @@ impl<'s> Decision<'s> {
     /// The candidate that won. Where the engine picks, the best known rank of the chosen worker.
     pub fn chosen(&self) -> &Scored {
         &self.candidates[self.chosen]
+    }
+
+    /// What to send so that the engine runs the request on the picked rank; `None` where it picks itself.
+    pub fn dispatch(&self) -> Option<Dispatch> {
+        Dispatch::of(self.chosen().candidate.engine, &self.pick)
     }
 
     /// How many candidates have no logit because their load is not known.
@@ -103,7 +113,11 @@ impl<'s> Decision<'s> {
 impl fmt::Display for Decision<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Scored { candidate, terms } = self.chosen();
-        write!(f, "{} by {}: {}", self.pick, self.reason, terms.formula())?;
+        write!(f, "{} by {}", self.pick, self.reason)?;
+        if self.reason == Reason::Temperature {
+            write!(f, " {:?}", self.temperature)?;
+        }
+        write!(f, ": {}", terms.formula())?;
         if matches!(self.pick, Pick::Engine { .. }) {
             write!(f, " on its best known rank {}", candidate.rank)?;
         }

@@ -175,6 +175,11 @@ impl Excluded {
         self.0[obstacle as usize]
     }
 
+    /// Every obstacle with the ranks that it kept out.
+    pub fn iter(&self) -> impl Iterator<Item = (Obstacle, u32)> + '_ {
+        Obstacle::ALL.into_iter().map(|obstacle| (obstacle, self.by(obstacle)))
+    }
+
     /// Ranks kept out by anything.
     pub fn total(&self) -> u32 {
         self.0.iter().fold(0, |sum, count| sum.saturating_add(*count))

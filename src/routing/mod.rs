@@ -31,6 +31,33 @@ pub use policy::{Policy, PolicyError, PolicyOverride, TrustCredit};
 /// Scores candidates; keeps its table from request to request, so that a warm scorer allocates nothing.
 ///
 /// One per querying thread. It holds no state that a later request could see.
+///
+/// ```
+/// use rankwise::block::BlockSize;
+/// use rankwise::ids::{LocalRank, RankKey};
+/// use rankwise::routing::{Candidate, CandidateLoad, Chance, Overlap, Policy, Request, Scorer};
+///
+/// let rank = |dp_rank, cached| Candidate {
+///     overlap: Overlap::device(cached),
+///     load: CandidateLoad::Known {
+///         decode_blocks: 12,
+///         active_prefill_tokens: None,
+///         active_requests: None,
+///         age: None,
+///     },
+///     ..Candidate::new(RankKey::new("w2", dp_rank), LocalRank(dp_rank - 4))
+/// };
+/// let request = Request::new(196, BlockSize::new(16).unwrap());
+/// let mut scorer = Scorer::default();
+/// let mut chance = Chance::from_seed(1);
+/// let decision = scorer.decide(&Policy::default(), &request, [rank(4, 0), rank(5, 12)], &mut chance)?;
+/// assert_eq!(decision.pick.dp_rank().map(|rank| rank.0), Some(5));
+/// assert_eq!(
+///     decision.chosen().terms.formula().to_string(),
+///     "12.250 = 1.0 * prefill_blocks + decode_blocks = 1.0 * 0.250 + 12.000"
+/// );
+/// # Ok::<(), rankwise::routing::Refusal>(())
+/// ```
 #[derive(Default, Debug)]
 pub struct Scorer {
     scored: Vec<Scored>,
@@ -64,10 +91,10 @@ impl Scorer {
         for Scored { candidate, terms } in &mut self.scored {
             *terms = Terms::of(policy, request, floor, candidate);
         }
-        let Some((chosen, reason)) = choice::choose(&self.scored, policy.temperature, chance) else {
+        let Some(choice) = choice::choose(&self.scored, policy.temperature, chance) else {
             return Err(sieve.refusal());
         };
-        Ok(Decision::new(request, &self.scored, chosen, reason, sieve.excluded()))
+        Ok(Decision::new(policy, request, &self.scored, choice, sieve.excluded()))
     }
 }
 

@@ -36,6 +36,9 @@ pub struct Policy {
     pub temperature: f64,
     /// Whether the request's own new blocks count as decode load. Ours.
     pub decode_counts_request: bool,
+    /// Whether blocks of the request that are active on the rank already are shared there. If not, all its
+    /// full blocks are new.
+    pub assume_kv_reuse: bool,
     /// Labels that make a rank cheaper (weight above 0) or dearer (below 0): the cost is multiplied by
     /// exp(−tanh(Σ weights of the labels it has)); weights −1e6 to 1e6, at most [`Policy::MAX_PREFERRED`].
     pub preferred_taints: Vec<(Box<str>, f64)>,
@@ -55,6 +58,7 @@ impl Default for Policy {
             track_prefill_tokens: true,
             temperature: 0.0,
             decode_counts_request: true,
+            assume_kv_reuse: true,
             preferred_taints: Vec::new(),
             untrusted_credit: TrustCredit::default(),
         }
@@ -106,6 +110,7 @@ impl Policy {
         lay(&mut policy.track_prefill_tokens, &over.track_prefill_tokens);
         lay(&mut policy.temperature, &over.temperature);
         lay(&mut policy.decode_counts_request, &over.decode_counts_request);
+        lay(&mut policy.assume_kv_reuse, &over.assume_kv_reuse);
         lay(&mut policy.preferred_taints, &over.preferred_taints);
         lay(&mut policy.untrusted_credit, &over.untrusted_credit);
         policy.validate()?;
@@ -126,6 +131,7 @@ pub struct PolicyOverride {
     pub track_prefill_tokens: Option<bool>,
     pub temperature: Option<f64>,
     pub decode_counts_request: Option<bool>,
+    pub assume_kv_reuse: Option<bool>,
     pub preferred_taints: Option<Vec<(Box<str>, f64)>>,
     pub untrusted_credit: Option<TrustCredit>,
 }
@@ -250,6 +256,41 @@ mod tests {
         let policy = Policy { overlap_weight: 3.0, ..Policy::default() };
         let laid = policy.overlaid(&over).unwrap();
         assert_eq!(*laid, Policy { temperature: 0.5, ..policy.clone() });
+    }
+
+    #[test]
+    fn every_knob_can_be_overridden() {
+        let taints = vec![("a".into(), 1.0)];
+        let credit = TrustCredit { silent: 0.0, ..TrustCredit::default() };
+        let over = PolicyOverride {
+            overlap_weight: Some(2.0),
+            overlap_score_credit: Some(3.0),
+            overlap_score_credit_decay: Some(4.0),
+            host_cache_hit_weight: Some(0.5),
+            disk_cache_hit_weight: Some(0.6),
+            decode_active_request_weight: Some(7.0),
+            track_prefill_tokens: Some(false),
+            temperature: Some(8.0),
+            decode_counts_request: Some(false),
+            assume_kv_reuse: Some(false),
+            preferred_taints: Some(taints.clone()),
+            untrusted_credit: Some(credit),
+        };
+        let all = Policy {
+            overlap_weight: 2.0,
+            overlap_score_credit: 3.0,
+            overlap_score_credit_decay: 4.0,
+            host_cache_hit_weight: 0.5,
+            disk_cache_hit_weight: 0.6,
+            decode_active_request_weight: 7.0,
+            track_prefill_tokens: false,
+            temperature: 8.0,
+            decode_counts_request: false,
+            assume_kv_reuse: false,
+            preferred_taints: taints,
+            untrusted_credit: credit,
+        };
+        assert_eq!(*Policy::default().overlaid(&over).unwrap(), all);
     }
 
     #[test]

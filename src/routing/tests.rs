@@ -68,6 +68,7 @@ fn c32_formula_on_eight_ranks() {
     expected[6] = Some(12.25);
     assert_eq!(logits(&decision), expected);
     assert_eq!(decision.pick, Pick::Rank { rank: RankKey::new("w2", 6), local: LocalRank(2) });
+    assert_eq!(decision.dispatch().map(|dispatch| dispatch.local), Some(LocalRank(2)));
     assert_eq!(decision.reason, Reason::LowestLogit);
 }
 
@@ -140,6 +141,10 @@ fn the_log_line_explains_the_pick() {
          overlap 0 device, 0 host, 0 disk, tree 0, view live (5 ms old), load unknown"
     );
     assert_eq!(decision.excluded.by(Obstacle::Overloaded), 1);
+
+    let warm = Policy { temperature: 0.5, ..case_policy(1.0) };
+    let line = decide(&warm, &request(196, 16), &eight(12)).unwrap().to_string();
+    assert!(line.contains(" by temperature 0.5: "), "{line}");
 }
 
 /// S3: whatever is known wins; if nothing is, the answer says so.
@@ -163,6 +168,7 @@ fn internal_balance_names_no_rank_unless_one_is_pinned() {
     let decision = decide(&case_policy(1.0), &request(8, 4), &ranks).unwrap();
     assert_eq!(decision.pick, Pick::Engine { worker: "w1".into() });
     assert_eq!((decision.pick.dp_rank(), decision.reason), (None, Reason::EngineBalances));
+    assert_eq!(decision.dispatch(), None);
     assert_eq!(decision.chosen().candidate.rank, RankKey::new("w1", 2));
     let line = decision.to_string();
     assert!(line.starts_with("w1 (load balancing is internal: the engine picks the rank) by"), "{line}");

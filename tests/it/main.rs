@@ -4,3 +4,4 @@
 
 mod dynamo_costs;
 mod dynamo_hashes;
+mod routing_properties;
