@@ -4,5 +4,6 @@ pub mod block;
 pub mod events;
 pub mod fleet;
 pub mod ids;
+pub mod index;
 pub mod routing;
 pub mod trust;

@@ -1,4 +1,5 @@
 //! I3: hashes made by existing clients can be sent to us. Every text vector of Dynamo 1.6.1, Eagle included.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use rankwise::block::{BlockSize, Isolation, LocalHasher, SequenceHash};
 use serde_json::Value;

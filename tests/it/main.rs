@@ -1,7 +1,6 @@
 //! One integration binary, so that it links once.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 mod dynamo_costs;
 mod dynamo_hashes;
+mod index_reference;
 mod routing_properties;

@@ -1,4 +1,5 @@
 //! The choice against its own definition, on random fleets.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
 use rankwise::block::BlockSize;
