@@ -135,10 +135,13 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether a worker of this role may serve a request that wants `wanted`; one that wants `Both` needs
-    /// a worker that does both.
-    pub fn serves(self, wanted: Self) -> bool {
-        self == Self::Both || self == wanted
+    /// Whether a worker of this role may serve a request that wants `wanted`; no wish, or one for either,
+    /// is served by any.
+    pub fn serves(self, wanted: Option<Self>) -> bool {
+        match wanted {
+            None | Some(Self::Both) => true,
+            Some(wanted) => self == Self::Both || self == wanted,
+        }
     }
 
     /// The role's name on the wire.
@@ -264,8 +267,8 @@ mod tests {
     /// R9
     #[test]
     fn a_worker_for_both_serves_every_role() {
-        assert!(Role::Both.serves(Role::Prefill) && Role::Both.serves(Role::Both));
-        assert!(Role::Decode.serves(Role::Decode) && !Role::Decode.serves(Role::Prefill));
-        assert!(!Role::Decode.serves(Role::Both));
+        assert!(Role::Both.serves(Some(Role::Prefill)) && Role::Both.serves(None));
+        assert!(Role::Decode.serves(Some(Role::Decode)) && !Role::Decode.serves(Some(Role::Prefill)));
+        assert!(Role::Decode.serves(Some(Role::Both)) && Role::Decode.serves(None));
     }
 }

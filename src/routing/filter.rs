@@ -96,7 +96,7 @@ impl<'r> Sieve<'r> {
         if pin.is_some_and(|pin| pin.worker != *worker || !wanted(pin.dp_rank)) {
             return Some(Obstacle::NotPinned);
         }
-        if role.is_some_and(|wanted| !candidate.role.serves(wanted)) {
+        if !candidate.role.serves(role) {
             return Some(Obstacle::WrongRole);
         }
         if !required_taints.iter().all(|required| candidate.taints.contains(required)) {
@@ -289,8 +289,7 @@ mod tests {
             names(&Constraints { required_taints: &nope, ..decode }, &fleet),
             Err(Refusal::TaintsUnmet)
         );
-        let both = Constraints { role: Some(Role::Both), ..Constraints::default() };
-        assert_eq!(names(&both, &fleet), Err(Refusal::NoneInRole { role: Role::Both }));
+        assert_eq!(names(&prefill, &fleet[1..2]), Err(Refusal::NoneInRole { role: Role::Prefill }));
         let nobody = AllowList::default();
         let closed = Constraints { allowed: Some(&nobody), ..Constraints::default() };
         assert_eq!(names(&closed, &fleet), Err(Refusal::NoneAllowed));

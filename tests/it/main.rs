@@ -4,3 +4,4 @@ mod dynamo_costs;
 mod dynamo_hashes;
 mod index_reference;
 mod routing_properties;
+mod wire;
