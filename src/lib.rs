@@ -8,4 +8,5 @@ pub mod ids;
 pub mod index;
 pub mod indexer;
 pub mod load;
+pub mod routing;
 pub mod trust;

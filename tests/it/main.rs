@@ -2,5 +2,8 @@
 
 mod capture_format;
 mod capture_reference;
+mod dynamo_costs;
+mod dynamo_hashes;
 mod index_reference;
+mod routing_properties;
 mod wire;
