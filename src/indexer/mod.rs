@@ -373,6 +373,7 @@ impl Indexer {
         WorkerView {
             spec: spec.clone(),
             ranks: self.fleet.plans(&spec.worker).filter_map(rank_view).collect(),
+            taints: spec.taints.iter().map(|taint| taint.as_str().into()).collect(),
         }
     }
 

@@ -47,7 +47,7 @@ pub use router::{Router, RouterConfig, RouterScratch, SelectError, SelectRequest
 /// let rank = |dp_rank, cached| Candidate {
 ///     overlap: Overlap::device(cached),
 ///     load: CandidateLoad::Known {
-///         decode_blocks: 12,
+///         decode_blocks: 12.0,
 ///         active_prefill_tokens: None,
 ///         active_requests: None,
 ///         age: None,
