@@ -16,4 +16,7 @@ pub use event::{
 };
 pub use frame::{FrameError, LiveMessage, ReplayMessage, parse_live, parse_replay, replay_request};
 pub use layout::{DecodeError, Limits};
-pub use order::{Sequencer, SequencerConfig, Step};
+pub use order::{
+    Arrival, Batch, Fingerprint, OnLoss, ReplayId, RestartRule, Sequencer, SequencerConfig, Step,
+    StreamCounters,
+};
