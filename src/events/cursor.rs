@@ -139,10 +139,10 @@ fn read_events(cursor: &mut Cursor<'_>, limits: &Limits, into: &mut EventBatch) 
     into.skipped = SkipCounts::default();
     let mut written = 0;
     let mut names = limits.names;
+    let mut reader = EventReader { cursor, limits, spare: Spare::default(), fields: Fields::default() };
     for _ in 0..len {
-        let mut spare = Spare::take(into.events.get_mut(written));
-        let mut reader = EventReader { cursor, limits, spare: &mut spare };
-        match reader.event()?.and_then(|fields| fields.finish(&mut names)) {
+        reader.spare.refill(into.events.get_mut(written));
+        match reader.event()?.and_then(|()| reader.fields.finish(&mut names)) {
             Ok(event) => {
                 match into.events.get_mut(written) {
                     Some(place) => *place = event,
@@ -158,7 +158,7 @@ fn read_events(cursor: &mut Cursor<'_>, limits: &Limits, into: &mut EventBatch) 
     Ok(Ok(()))
 }
 
-/// The lists of an event that is about to be overwritten.
+/// Lists of events that are about to be overwritten.
 #[derive(Default)]
 struct Spare {
     hashes: Vec<BlockHash>,
@@ -166,36 +166,39 @@ struct Spare {
 }
 
 impl Spare {
-    fn take(event: Option<&mut KvEvent>) -> Self {
-        let (hashes, tokens) = match event {
-            Some(KvEvent::Stored(stored)) => (
-                std::mem::take(&mut stored.block_hashes),
-                match &mut stored.tokens {
-                    EventTokens::Ids(tokens) => std::mem::take(tokens),
-                    EventTokens::Unusable => Vec::new(),
-                },
-            ),
-            Some(KvEvent::Removed(removed)) => (std::mem::take(&mut removed.block_hashes), Vec::new()),
-            Some(KvEvent::Cleared) | None => return Self::default(),
-        };
-        Self { hashes: emptied(hashes), tokens: emptied(tokens) }
+    fn refill(&mut self, event: Option<&mut KvEvent>) {
+        match event {
+            Some(KvEvent::Stored(stored)) => {
+                keep(&mut self.hashes, &mut stored.block_hashes);
+                if let EventTokens::Ids(tokens) = &mut stored.tokens {
+                    keep(&mut self.tokens, tokens);
+                }
+            }
+            Some(KvEvent::Removed(removed)) => keep(&mut self.hashes, &mut removed.block_hashes),
+            Some(KvEvent::Cleared) | None => {}
+        }
     }
 }
 
-fn emptied<T>(mut list: Vec<T>) -> Vec<T> {
-    list.clear();
-    if list.capacity() > KEPT_CAPACITY { Vec::new() } else { list }
+fn keep<T>(spare: &mut Vec<T>, list: &mut Vec<T>) {
+    if (spare.capacity() + 1..=KEPT_CAPACITY).contains(&list.capacity()) {
+        list.clear();
+        std::mem::swap(spare, list);
+    }
 }
 
-/// Reads one event.
+/// Reads one event after the other.
 struct EventReader<'c, 'a, 'l> {
     cursor: &'c mut Cursor<'a>,
     limits: &'l Limits,
-    spare: &'c mut Spare,
+    spare: Spare,
+    /// Of the event being read.
+    fields: Fields<'a>,
 }
 
 impl<'a> EventReader<'_, 'a, '_> {
-    fn event(&mut self) -> Result<Result<Fields<'a>, SkipReason>, Broken> {
+    /// Reads an event into `fields`, or says why it cannot be one.
+    fn event(&mut self) -> Result<Result<(), SkipReason>, Broken> {
         match self.cursor.head()? {
             Head::List(len) => self.positional(len),
             Head::Map(entries) => self.named(entries).map(Ok),
@@ -203,7 +206,7 @@ impl<'a> EventReader<'_, 'a, '_> {
         }
     }
 
-    fn positional(&mut self, len: usize) -> Result<Result<Fields<'a>, SkipReason>, Broken> {
+    fn positional(&mut self, len: usize) -> Result<Result<(), SkipReason>, Broken> {
         self.cursor.enter()?;
         let Some(rest) = len.checked_sub(1) else {
             self.cursor.leave();
@@ -211,13 +214,13 @@ impl<'a> EventReader<'_, 'a, '_> {
         };
         let outcome = match Tag::read(self.cursor.scalar()?) {
             Ok(tag) => {
-                let mut fields = Fields::of(tag);
+                self.fields = Fields::of(tag);
                 let positions = tag.positions();
                 for &field in positions.iter().take(rest) {
-                    self.field(field, &mut fields)?;
+                    self.field(field)?;
                 }
                 self.cursor.skip(rest.saturating_sub(positions.len()))?;
-                Ok(fields)
+                Ok(())
             }
             Err(reason) => {
                 self.cursor.skip(rest)?;
@@ -228,41 +231,41 @@ impl<'a> EventReader<'_, 'a, '_> {
         Ok(outcome)
     }
 
-    fn named(&mut self, entries: usize) -> Result<Fields<'a>, Broken> {
+    fn named(&mut self, entries: usize) -> Result<(), Broken> {
         self.cursor.enter()?;
-        let mut fields = Fields::default();
+        self.fields = Fields::default();
         for _ in 0..entries {
             match self.cursor.key()?.and_then(Field::from_key) {
-                Some(field) => self.field(field, &mut fields)?,
+                Some(field) => self.field(field)?,
                 None => self.cursor.skip(1)?,
             }
         }
         self.cursor.leave();
-        Ok(fields)
+        Ok(())
     }
 
-    fn field(&mut self, field: Field, fields: &mut Fields<'a>) -> Result<(), Broken> {
+    fn field(&mut self, field: Field) -> Result<(), Broken> {
         let head = self.cursor.head()?;
         let len = match head {
             Head::List(len) => len,
             Head::Scalar(value) => {
-                fields.set(field, value, self.limits);
+                self.fields.set(field, value, self.limits);
                 return Ok(());
             }
             Head::Map(_) => {
                 self.cursor.skip_contents(&head)?;
-                fields.set(field, Scalar::Other, self.limits);
+                self.fields.set(field, Scalar::Other, self.limits);
                 return Ok(());
             }
         };
         self.cursor.enter()?;
         match field {
-            Field::BlockHashes => fields.hashes = self.hashes(len)?,
-            Field::TokenIds => fields.tokens = self.tokens(len)?,
-            Field::ExtraKeys => fields.extra_keys = self.extra_keys(len)?,
+            Field::BlockHashes => self.fields.hashes = self.hashes(len)?,
+            Field::TokenIds => self.fields.tokens = self.tokens(len)?,
+            Field::ExtraKeys => self.fields.extra_keys = self.extra_keys(len)?,
             _ => {
                 self.cursor.skip(len)?;
-                fields.set(field, Scalar::Other, self.limits);
+                self.fields.set(field, Scalar::Other, self.limits);
             }
         }
         self.cursor.leave();
@@ -278,7 +281,7 @@ impl<'a> EventReader<'_, 'a, '_> {
         hashes.clear();
         hashes.reserve(self.cursor.believable(len));
         for read in 1..=len {
-            match self.cursor.scalar()?.hash() {
+            match self.cursor.hash()? {
                 Some(hash) => hashes.push(hash),
                 None => {
                     self.cursor.skip(len - read)?;
@@ -372,6 +375,23 @@ impl<'a> EventReader<'_, 'a, '_> {
         Ok(if read == len { KeyRef::compound(&parts[..len]) } else { None })
     }
 }
+
+/// What [`TOKEN_WIDTH`] says of a marker that begins no unsigned number of up to 32 bits.
+const NO_TOKEN: u8 = u8::MAX;
+
+/// The bytes that follow a marker which begins a token.
+const TOKEN_WIDTH: [u8; 256] = {
+    let mut widths = [NO_TOKEN; 256];
+    let mut fixed = 0;
+    while fixed < 0x80 {
+        widths[fixed] = 0;
+        fixed += 1;
+    }
+    widths[0xcc] = 1;
+    widths[0xcd] = 2;
+    widths[0xce] = 4;
+    widths
+};
 
 /// The msgpack breaks off, holds the byte that means nothing, or nests too deep.
 struct Broken;
@@ -512,24 +532,34 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Reads one value that should be a hash.
+    #[inline]
+    fn hash(&mut self) -> Result<Option<BlockHash>, Broken> {
+        match *self.rest {
+            [0xcf | 0xd3, a, b, c, d, e, f, g, h, ref rest @ ..] => {
+                self.rest = rest;
+                Ok(Some(BlockHash::Int(u64::from_be_bytes([a, b, c, d, e, f, g, h]))))
+            }
+            _ => self.scalar().map(Scalar::hash),
+        }
+    }
+
     /// Reads one value that should be a token.
+    ///
+    /// Widths follow no pattern in real prompts, so a branch on them is guessed wrongly every other time.
+    /// Where four bytes can be read behind the marker the width is looked up instead.
     #[inline]
     fn token(&mut self) -> Result<Option<u32>, Broken> {
-        match *self.rest {
-            [byte @ 0x00..=0x7f, ref rest @ ..] => {
-                self.rest = rest;
-                Ok(Some(u32::from(byte)))
+        if let [marker, a, b, c, d, ..] = *self.rest {
+            let width = TOKEN_WIDTH[usize::from(marker)];
+            if width != NO_TOKEN {
+                let (wide, width) = (u64::from(u32::from_be_bytes([a, b, c, d])), usize::from(width));
+                let narrow = if marker < 0x80 { u32::from(marker) } else { 0 };
+                self.rest = &self.rest[1 + width..];
+                return Ok(Some((wide >> (32 - 8 * width)) as u32 | narrow));
             }
-            [0xcd, a, b, ref rest @ ..] => {
-                self.rest = rest;
-                Ok(Some(u32::from(u16::from_be_bytes([a, b]))))
-            }
-            [0xce, a, b, c, d, ref rest @ ..] => {
-                self.rest = rest;
-                Ok(Some(u32::from_be_bytes([a, b, c, d])))
-            }
-            _ => self.scalar().map(Scalar::token),
         }
+        self.scalar().map(Scalar::token)
     }
 
     /// Reads one map key; `None` if it is no string. Keys are compared as bytes: one that is not UTF-8

@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::block::BlockHash;
 use crate::events::event::{EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason};
 use crate::events::layout::{
     BatchField, DecodeError, Field, Fields, KeyLists, KeyRef, Limits, MAX_DEPTH, Read, Scalar, Tag,
@@ -274,7 +275,7 @@ impl<'de> Shape<'de> for Events<'_, '_> {
         let mut skipped = SkipCounts::default();
         let mut names = limits.names;
         while let Some(fields) = list.next_element_seed(As(Event { limits, lifetime: PhantomData }))? {
-            match fields.and_then(|fields| fields.finish(&mut names)) {
+            match fields.and_then(|mut fields| fields.finish(&mut names)) {
                 Ok(event) => events.push(event),
                 Err(reason) => skipped.add(reason),
             }
@@ -370,10 +371,7 @@ impl<'de> Shape<'de> for FieldValue<'_, '_, 'de> {
 }
 
 /// Reads up to the first element that is no hash.
-fn hashes<'de, A: SeqAccess<'de>>(
-    list: &mut A,
-    limits: &Limits,
-) -> Result<Read<Vec<crate::block::BlockHash>>, A::Error> {
+fn hashes<'de, A: SeqAccess<'de>>(list: &mut A, limits: &Limits) -> Result<Read<Vec<BlockHash>>, A::Error> {
     let declared = declared(list);
     if declared > limits.hashes {
         return Ok(Err(SkipReason::TooLong));

@@ -333,8 +333,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The event, or why it is left out. `names` is what the batch may still hold.
-    pub(super) fn finish(self, names: &mut usize) -> Result<KvEvent, SkipReason> {
+    /// The event, or why it is left out. `names` is what the batch may still hold. Lists are taken out.
+    pub(super) fn finish(&mut self, names: &mut usize) -> Result<KvEvent, SkipReason> {
         let (event, held) = match self.tag? {
             Tag::Stored => self.stored()?,
             Tag::Removed => self.removed()?,
@@ -344,9 +344,9 @@ impl<'a> Fields<'a> {
         Ok(event)
     }
 
-    fn stored(self) -> Result<(KvEvent, usize), SkipReason> {
-        let block_hashes = required(self.hashes)?;
-        let extra_keys = self.extra_keys?.unwrap_or_default();
+    fn stored(&mut self) -> Result<(KvEvent, usize), SkipReason> {
+        let block_hashes = required(take(&mut self.hashes))?;
+        let extra_keys = take(&mut self.extra_keys)?.unwrap_or_default();
         // Which key belongs to which block cannot be told.
         if !extra_keys.is_empty() && extra_keys.len() != block_hashes.len() {
             return Err(SkipReason::Malformed);
@@ -356,8 +356,8 @@ impl<'a> Fields<'a> {
         let window = self.spec_window?;
         let stored = BlockStored {
             block_hashes,
-            parent_block_hash: required(self.parent)?,
-            tokens: required(self.tokens)?,
+            parent_block_hash: required(take(&mut self.parent))?,
+            tokens: required(take(&mut self.tokens))?,
             block_size: required(self.block_size)?,
             lora_id: self.lora_id?,
             lora_name: self.lora_name?.map(str::to_owned),
@@ -370,12 +370,16 @@ impl<'a> Fields<'a> {
         Ok((KvEvent::Stored(stored), held))
     }
 
-    fn removed(self) -> Result<(KvEvent, usize), SkipReason> {
-        let block_hashes = required(self.hashes)?;
+    fn removed(&mut self) -> Result<(KvEvent, usize), SkipReason> {
+        let block_hashes = required(take(&mut self.hashes))?;
         let held = block_hashes.len();
         let removed = BlockRemoved { block_hashes, tier: self.tier?, group_idx: self.group_idx? };
         Ok((KvEvent::Removed(removed), held))
     }
+}
+
+fn take<T>(read: &mut Read<T>) -> Read<T> {
+    std::mem::replace(read, Ok(None))
 }
 
 fn required<T>(read: Read<T>) -> Result<T, SkipReason> {
