@@ -11,17 +11,19 @@
 //! | [`reader`], [`writer`] | files to lines and back |
 //! | [`truth`] | what the engines held, and what their own lookup found |
 //! | [`script`] | a capture as input: live messages in their order, recorded replay answers, the plan for sending it all out again |
+//! | [`run`] | a capture through the indexer, by its one door |
 //! | [`mod@check`] | a replayed index against the truth |
 //!
 //! **Cost.** A [`CaptureScript`] keeps the whole decoded capture in memory, because a hole is filled by
 //! answers that were recorded after it. [`CaptureReader`] streams and keeps one line.
 //!
-//! Knows no socket, no clock, no index: the caller carries things across.
+//! Knows no socket and no clock.
 
 pub mod check;
 mod error;
 pub mod format;
 pub mod reader;
+pub mod run;
 pub mod script;
 pub mod truth;
 pub mod writer;
@@ -30,6 +32,7 @@ pub use check::{CheckReport, CheckRun, Contents, ExceptionBook, Exceptions, Outc
 pub use error::{CaptureError, LineProblem};
 pub use format::{CaptureHeader, CaptureLine, Direction, HeaderFields, LineBody, ReplaySocket};
 pub use reader::{CaptureReader, Progress, is_capture, stem};
+pub use run::{Feed, FeedError};
 pub use script::{CaptureScript, LiveMessage, PublishPlan, PublishStep, RankPlan, ReplayBook, ReplayDesk};
 pub use truth::{Probe, ProbeQuery, Truth};
 pub use writer::CaptureWriter;

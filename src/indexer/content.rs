@@ -45,11 +45,10 @@ fn without_adapter<'a>(event: &BlockStored, entries: &'a [ExtraKey]) -> &'a [Ext
 }
 
 fn last_bare_text(entries: &[ExtraKey]) -> Option<(usize, &str)> {
-    let bare = |(at, entry)| match entry {
+    entries.iter().enumerate().rev().find_map(|(at, entry)| match entry {
         ExtraKey::Text(text) if !is_digest(text) => Some((at, text.as_str())),
         _ => None,
-    };
-    entries.iter().enumerate().rev().find_map(bare)
+    })
 }
 
 /// vLLM names an image by the hex digits of a 256-bit digest.
@@ -106,7 +105,8 @@ mod tests {
     #[test]
     fn the_last_bare_string_of_a_prompts_first_entry_is_the_salt() {
         let image = ExtraKey::Located("img-a".to_owned(), 4);
-        let event = stored(Some("sql"), false, vec![vec![text("sql"), image, text("tenant-1")], vec![text("sql")]]);
+        let event =
+            stored(Some("sql"), false, vec![vec![text("sql"), image, text("tenant-1")], vec![text("sql")]]);
         let mut keys = Vec::new();
         assert_eq!(identity(&event, &mut keys), Isolation::new(Some("sql"), Some("tenant-1")));
         assert_eq!(keys[0].len(), 1);

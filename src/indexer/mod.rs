@@ -15,7 +15,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use self::stream::{Buffers, Stream};
-pub use self::view::{ContentCounters, FleetView, PoolView, RankReport, RankStatus, RankView, View, WorkerView};
+pub use self::view::{
+    ContentCounters, FleetView, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
+};
 use crate::events::order::{OnLoss, ReplayId, SequencerConfig, Step};
 use crate::events::{Limits, Sequencer};
 use crate::fleet::{Change, DeclareError, Endpoint, Fleet, PoolKey, RankPlan, WorkerSpec};
@@ -368,7 +370,10 @@ impl Indexer {
                 status: Arc::clone(&stream.status),
             })
         };
-        WorkerView { spec: spec.clone(), ranks: self.fleet.plans(&spec.worker).filter_map(rank_view).collect() }
+        WorkerView {
+            spec: spec.clone(),
+            ranks: self.fleet.plans(&spec.worker).filter_map(rank_view).collect(),
+        }
     }
 
     // === events ===

@@ -9,8 +9,8 @@ use super::view::{ContentCounters, RankReport, RankStatus};
 use crate::block::{BlockHash, ContentKeys, Tier};
 use crate::events::order::{Batch, Step};
 use crate::events::{
-    BlockRemoved, BlockStored, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage, Sequencer, SkipReason,
-    decode_batch_fast, parse_live, parse_replay, peek_ts,
+    BlockRemoved, BlockStored, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage, Sequencer,
+    SkipReason, decode_batch_fast, parse_live, parse_replay, peek_ts,
 };
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
@@ -48,15 +48,7 @@ impl Stream {
         status: Arc<RankStatus>,
         sequencer: Sequencer,
     ) -> Self {
-        Self {
-            plan,
-            pool,
-            slot,
-            status,
-            sequencer,
-            connected: false,
-            counters: ContentCounters::default(),
-        }
+        Self { plan, pool, slot, status, sequencer, connected: false, counters: ContentCounters::default() }
     }
 
     pub(super) fn on_connected(&mut self, now: Moment, steps: &mut Vec<Step>) {

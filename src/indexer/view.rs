@@ -157,11 +157,7 @@ pub struct RankStatus {
 
 impl RankStatus {
     pub(super) fn new(trust: Trust) -> Self {
-        Self {
-            trust: AtomicU32::new(trust.code()),
-            last_heard: AtomicU64::new(0),
-            report: Mutex::default(),
-        }
+        Self { trust: AtomicU32::new(trust.code()), last_heard: AtomicU64::new(0), report: Mutex::default() }
     }
 
     /// How far the rank's view can be believed.
@@ -203,6 +199,16 @@ pub struct RankReport {
     pub content: ContentCounters,
 }
 
+impl RankReport {
+    /// Adds another rank's counters; what is no counter (connection, watermark) stays.
+    pub fn add(&mut self, other: &Self) {
+        self.stream.add(&other.stream);
+        self.held_batches += other.held_batches;
+        self.held_bytes += other.held_bytes;
+        self.content.add(&other.content);
+    }
+}
+
 /// What happened to messages and events of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ContentCounters {
@@ -230,4 +236,25 @@ pub struct ContentCounters {
     pub clears: u64,
     /// Stores whose hashes are not chained (SGLang before 0.5.6): their engine is too old to be indexed.
     pub unchained_stores: u64,
+}
+
+impl ContentCounters {
+    fn add(&mut self, other: &Self) {
+        self.skipped.merge(&other.skipped);
+        for (count, more) in [
+            (&mut self.malformed_messages, other.malformed_messages),
+            (&mut self.other_topic, other.other_topic),
+            (&mut self.rank_mismatch, other.rank_mismatch),
+            (&mut self.orphan_blocks, other.orphan_blocks),
+            (&mut self.orphans_dropped, other.orphans_dropped),
+            (&mut self.unknown_removals, other.unknown_removals),
+            (&mut self.other_medium_blocks, other.other_medium_blocks),
+            (&mut self.stored_blocks, other.stored_blocks),
+            (&mut self.removed_blocks, other.removed_blocks),
+            (&mut self.clears, other.clears),
+            (&mut self.unchained_stores, other.unchained_stores),
+        ] {
+            *count += more;
+        }
+    }
 }

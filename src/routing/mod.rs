@@ -16,7 +16,9 @@ pub mod cost;
 pub mod decision;
 pub mod dispatch;
 pub mod filter;
+pub mod overlaps;
 pub mod policy;
+pub mod prompt;
 
 pub use candidate::{
     AllowList, Balance, Candidate, CandidateLoad, Constraints, Overlap, Pin, Request, Role, Standing, Taints,
@@ -26,7 +28,9 @@ pub use cost::Terms;
 pub use decision::{Decision, Pick, Reason, Refusal, RefusalKind, Scored};
 pub use dispatch::{Dispatch, EngineStyle};
 pub use filter::{Excluded, Obstacle, Sieve};
+pub use overlaps::Overlaps;
 pub use policy::{Policy, PolicyError, PolicyOverride, TrustCredit};
+pub use prompt::{MmItem, Prompt, PromptForm, PromptHashes};
 
 /// Scores candidates; keeps its table from request to request, so that a warm scorer allocates nothing.
 ///

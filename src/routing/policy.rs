@@ -169,6 +169,8 @@ impl TrustCredit {
             Trust::Partial(MayErr::Miss) => self.may_miss,
             Trust::Partial(MayErr::Overcredit) => self.may_overcredit,
             Trust::Silent => self.silent,
+            // Nothing is credited to a rank whose blocks cannot be known.
+            Trust::Unknown => 1.0,
         }
     }
 

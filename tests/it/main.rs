@@ -2,6 +2,7 @@
 
 mod capture_format;
 mod capture_reference;
+mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod index_reference;
