@@ -35,7 +35,7 @@ pub struct WorkerSpec {
     /// Who picks its rank.
     pub balance: Balance,
     /// How a rank is named to it when a request is sent.
-    pub dispatch: Dispatch,
+    pub engine: EngineStyle,
     /// Where requests go; `None` if it was declared without.
     pub http_endpoint: Option<String>,
     /// KV capacity in blocks; `None` is unknown.
@@ -63,7 +63,7 @@ impl WorkerSpec {
             announcements: Announcements::default(),
             role: Role::default(),
             balance: Balance::default(),
-            dispatch: Dispatch::default(),
+            engine: EngineStyle::default(),
             http_endpoint: None,
             capacity: None,
             dp_mode: DpMode::default(),
@@ -255,7 +255,7 @@ impl Balance {
 
 /// Which engine a request is sent to, as far as naming the rank goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Dispatch {
+pub enum EngineStyle {
     /// Not declared: the pick names the local rank and not how to say it.
     #[default]
     Unknown,
@@ -263,31 +263,6 @@ pub enum Dispatch {
     Vllm,
     /// SGLang.
     Sglang,
-}
-
-/// What carries the **local** rank to an engine.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Carrier {
-    /// A request header.
-    Header(&'static str),
-    /// A field of the request's JSON body.
-    BodyField {
-        /// Its name.
-        name: &'static str,
-        /// What older releases call it.
-        older: &'static str,
-    },
-}
-
-impl Dispatch {
-    /// What carries the local rank; `None` where the engine is not known.
-    pub fn carrier(self) -> Option<Carrier> {
-        match self {
-            Self::Unknown => None,
-            Self::Vllm => Some(Carrier::Header("X-data-parallel-rank")),
-            Self::Sglang => Some(Carrier::BodyField { name: "routed_dp_rank", older: "data_parallel_rank" }),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -303,17 +278,6 @@ mod tests {
         assert!(Role::Prefill.serves(Some(Role::Prefill)));
         assert!(!Role::Prefill.serves(Some(Role::Decode)));
         assert!(!Role::Decode.serves(Some(Role::Prefill)));
-    }
-
-    /// R4
-    #[test]
-    fn each_engine_is_told_the_rank_its_own_way() {
-        assert_eq!(Dispatch::Vllm.carrier(), Some(Carrier::Header("X-data-parallel-rank")));
-        assert!(matches!(
-            Dispatch::Sglang.carrier(),
-            Some(Carrier::BodyField { name: "routed_dp_rank", older: "data_parallel_rank" })
-        ));
-        assert_eq!(Dispatch::Unknown.carrier(), None);
     }
 
     /// R6

@@ -86,6 +86,11 @@ impl Core {
         Some((RankSlot { index, generation: rank.generation }, rank))
     }
 
+    /// Device blocks by slot index; 0 where no rank is.
+    pub(super) fn tree_sizes(&self) -> impl Iterator<Item = u64> {
+        self.ranks.iter().map(|entry| entry.rank.as_ref().map_or(0, |rank| rank.tree_size))
+    }
+
     /// All ranks that have a slot.
     pub(super) fn ranks(&self) -> impl Iterator<Item = &Rank> {
         self.ranks.iter().filter_map(|entry| entry.rank.as_ref())

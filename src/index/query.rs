@@ -6,6 +6,7 @@ use super::rank::{Group, Rank};
 use super::tree::{Layer, RunId};
 use super::{HybridRule, IndexQuery, RankOverlap};
 use crate::block::{AttentionKind, BlockSize, LocalBlockHash, SequenceHash, Tier};
+use crate::ids::RankSlot;
 
 /// Buffers of a querying thread. Once they have grown to the size of the prompts in use, a query allocates
 /// nothing.
@@ -15,6 +16,7 @@ pub struct Scratch {
     active: RankSet,
     still: RankSet,
     overlaps: Vec<RankOverlap>,
+    tree_sizes: Vec<u64>,
     usable: Vec<bool>,
 }
 
@@ -24,8 +26,13 @@ impl Scratch {
         &self.overlaps
     }
 
+    /// Distinct device blocks of a rank at the moment of the last query; 0 for one that is gone.
+    pub fn tree_size(&self, slot: RankSlot) -> u64 {
+        self.tree_sizes.get(slot.index as usize).copied().unwrap_or_default()
+    }
+
     /// The last query's answer for one rank; a rank that holds nothing is not listed.
-    pub fn overlap(&self, slot: crate::ids::RankSlot) -> Option<&RankOverlap> {
+    pub fn overlap(&self, slot: RankSlot) -> Option<&RankOverlap> {
         self.overlaps.iter().find(|overlap| overlap.slot == slot)
     }
 }
@@ -43,6 +50,8 @@ struct Segment {
 impl Core {
     pub(super) fn overlap(&self, query: &IndexQuery<'_>, scratch: &mut Scratch) {
         scratch.overlaps.clear();
+        scratch.tree_sizes.clear();
+        scratch.tree_sizes.extend(self.tree_sizes());
         self.walk(query, &mut scratch.path);
         self.device_reach(scratch);
         for index in self.layered.iter() {

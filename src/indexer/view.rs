@@ -128,6 +128,8 @@ pub struct WorkerView {
     pub spec: WorkerSpec,
     /// Its ranks, ascending.
     pub ranks: Vec<RankView>,
+    /// Its taints, shared with every decision that looks at it.
+    pub taints: Arc<[Box<str>]>,
 }
 
 /// One rank.

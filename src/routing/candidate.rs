@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::dispatch::EngineStyle;
 use crate::block::BlockSize;
+pub use crate::fleet::{Balance, EngineStyle, Role};
 use crate::ids::{DpRank, LocalRank, RankKey, WorkerId};
 use crate::trust::Trust;
 
@@ -94,12 +94,12 @@ impl Overlap {
 }
 
 /// How busy a rank is. Unknown is not idle.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CandidateLoad {
     /// A fresh report, with what was booked here since.
     Known {
-        /// Blocks active on the rank.
-        decode_blocks: u64,
+        /// Blocks active on the rank; a share where the report gives a usage.
+        decode_blocks: f64,
         /// Prompt tokens that the rank has still to prefill; `None` if the report does not say, and then
         /// left out of the sum.
         active_prefill_tokens: Option<u64>,
@@ -120,50 +120,6 @@ impl CandidateLoad {
             Self::Unknown => None,
         }
     }
-}
-
-/// What a worker is for, or what a request wants a worker for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Role {
-    /// Prefill alone.
-    Prefill,
-    /// Decode alone.
-    Decode,
-    /// Both.
-    #[default]
-    Both,
-}
-
-impl Role {
-    /// Whether a worker of this role may serve a request that wants `wanted`; no wish, or one for either,
-    /// is served by any.
-    pub fn serves(self, wanted: Option<Self>) -> bool {
-        match wanted {
-            None | Some(Self::Both) => true,
-            Some(wanted) => self == Self::Both || self == wanted,
-        }
-    }
-
-    /// The role's name on the wire.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Both => "both",
-        }
-    }
-}
-
-/// Who picks the rank within a worker.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Balance {
-    /// The engine: a pick names the worker only.
-    Internal,
-    /// The router, among the ranks of each node.
-    Hybrid,
-    /// The router.
-    #[default]
-    External,
 }
 
 /// Whether a rank can be chosen now.
@@ -262,13 +218,5 @@ mod tests {
         assert_eq!(parts(2, 5, 9), (2, 3, 4));
         assert_eq!(parts(5, 0, 0), (5, 0, 0));
         assert_eq!(parts(5, 0, 7), (5, 0, 2));
-    }
-
-    /// R9
-    #[test]
-    fn a_worker_for_both_serves_every_role() {
-        assert!(Role::Both.serves(Some(Role::Prefill)) && Role::Both.serves(None));
-        assert!(Role::Decode.serves(Some(Role::Decode)) && !Role::Decode.serves(Some(Role::Prefill)));
-        assert!(Role::Decode.serves(Some(Role::Both)) && Role::Decode.serves(None));
     }
 }

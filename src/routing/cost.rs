@@ -99,9 +99,12 @@ impl Terms {
         let CandidateLoad::Known { decode_blocks, active_requests, .. } = candidate.load else { return };
         let new = if policy.assume_kv_reuse { candidate.new_blocks } else { request.full_blocks() };
         let partial = request.blocks() - request.full_blocks();
-        self.potential_decode_blocks = Some(decode_blocks.saturating_add(new).saturating_add(partial));
+        // Negative and endless reports are refused before they come here.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let active = decode_blocks.ceil() as u64;
+        self.potential_decode_blocks = Some(active.saturating_add(new).saturating_add(partial));
         let counted = if policy.decode_counts_request { new } else { 0 };
-        let decode = decode_blocks.saturating_add(counted) as f64;
+        let decode = decode_blocks + counted as f64;
         self.decode_blocks = Some(decode);
         self.active_request_cost = policy.decode_active_request_weight * active_requests.unwrap_or(0) as f64;
         let cost = if self.prefill_tracked {
@@ -214,12 +217,12 @@ mod tests {
     fn candidate(device: u32, decode_blocks: u64) -> Candidate {
         Candidate {
             overlap: Overlap::device(device),
-            load: known(decode_blocks, None),
+            load: known(decode_blocks as f64, None),
             ..Candidate::new(RankKey::new("w1", 0), LocalRank(0))
         }
     }
 
-    fn known(decode_blocks: u64, active_prefill_tokens: Option<u64>) -> CandidateLoad {
+    fn known(decode_blocks: f64, active_prefill_tokens: Option<u64>) -> CandidateLoad {
         CandidateLoad::Known { decode_blocks, active_prefill_tokens, active_requests: Some(2), age: None }
     }
 
@@ -322,7 +325,7 @@ mod tests {
     /// L4: a rank that does not say how much prefill it has is not the least loaded one.
     #[test]
     fn unknown_prefill_load_sets_no_floor() {
-        let busy = Candidate { load: known(0, Some(160)), ..candidate(4, 0) };
+        let busy = Candidate { load: known(0.0, Some(160)), ..candidate(4, 0) };
         assert_eq!(prefill_floor([&busy, &candidate(0, 0)].into_iter()), Some(160));
         let policy = Policy { overlap_score_credit_decay: 1.0, ..Policy::default() };
         let decayed = |floor| Terms::of(&policy, &request(160, 16), floor, &busy).overlap_credit_decay;
@@ -350,7 +353,7 @@ mod tests {
     fn huge_counts_stay_finite() {
         let policy = Policy { overlap_weight: 1e9, decode_active_request_weight: 1e9, ..Policy::default() };
         let huge = Candidate {
-            load: known(u64::MAX, Some(u64::MAX)),
+            load: known(u64::MAX as f64, Some(u64::MAX)),
             new_blocks: u64::MAX,
             overlap: Overlap::device(u32::MAX),
             ..candidate(0, 0)

@@ -1,19 +1,8 @@
 //! What to send with a request so that the engine runs it on the picked rank.
 
 use super::decision::Pick;
+use crate::fleet::EngineStyle;
 use crate::ids::LocalRank;
-
-/// Whose habits an engine's frontend follows.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum EngineStyle {
-    /// vLLM's OpenAI server: a header.
-    Vllm,
-    /// SGLang: a field of the request's body.
-    Sglang,
-    /// Not known: both are offered.
-    #[default]
-    Unknown,
-}
 
 /// How a rank is named to its engine.
 ///

@@ -19,18 +19,21 @@ pub mod filter;
 pub mod overlaps;
 pub mod policy;
 pub mod prompt;
+pub mod router;
 
 pub use candidate::{
-    AllowList, Balance, Candidate, CandidateLoad, Constraints, Overlap, Pin, Request, Role, Standing, Taints,
+    AllowList, Balance, Candidate, CandidateLoad, Constraints, EngineStyle, Overlap, Pin, Request, Role,
+    Standing, Taints,
 };
 pub use choice::Chance;
 pub use cost::Terms;
 pub use decision::{Decision, Pick, Reason, Refusal, RefusalKind, Scored};
-pub use dispatch::{Dispatch, EngineStyle};
+pub use dispatch::Dispatch;
 pub use filter::{Excluded, Obstacle, Sieve};
 pub use overlaps::Overlaps;
 pub use policy::{Policy, PolicyError, PolicyOverride, TrustCredit};
 pub use prompt::{MmItem, Prompt, PromptForm, PromptHashes};
+pub use router::{Router, RouterConfig, RouterScratch, SelectError, SelectRequest};
 
 /// Scores candidates; keeps its table from request to request, so that a warm scorer allocates nothing.
 ///

@@ -28,6 +28,7 @@ impl Overlaps {
                 merge(&mut self.found, other);
             }
         }
+        self.found.sort_unstable_by_key(|overlap| overlap.slot.index);
     }
 
     /// The prompt's hashes.
@@ -35,14 +36,20 @@ impl Overlaps {
         &self.hashes
     }
 
-    /// Ranks that hold a prefix of the prompt, in no particular order.
+    /// Ranks that hold a prefix of the prompt, ordered by slot.
     pub fn found(&self) -> &[RankOverlap] {
         &self.found
     }
 
+    /// Distinct device blocks of a rank at that moment.
+    pub fn tree_size(&self, slot: RankSlot) -> u64 {
+        self.scratch.tree_size(slot)
+    }
+
     /// What one rank holds of the prompt; a rank that holds nothing is not listed.
     pub fn of(&self, slot: RankSlot) -> Option<&RankOverlap> {
-        self.found.iter().find(|overlap| overlap.slot == slot)
+        let at = self.found.binary_search_by_key(&slot.index, |overlap| overlap.slot.index).ok()?;
+        Some(&self.found[at]).filter(|overlap| overlap.slot == slot)
     }
 }
 

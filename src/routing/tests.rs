@@ -19,6 +19,7 @@ fn request(isl_tokens: u64, block_size: u32) -> Request<'static> {
 }
 
 fn known(decode_blocks: u64) -> CandidateLoad {
+    let decode_blocks = decode_blocks as f64;
     let age = Some(Duration::from_millis(20));
     CandidateLoad::Known { decode_blocks, active_prefill_tokens: None, active_requests: None, age }
 }

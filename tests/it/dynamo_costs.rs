@@ -304,7 +304,7 @@ fn candidate(row: &Value) -> Candidate {
 
 fn load(row: &Value) -> CandidateLoad {
     CandidateLoad::Known {
-        decode_blocks: count(&row["active_blocks"]),
+        decode_blocks: count(&row["active_blocks"]) as f64,
         active_prefill_tokens: Some(count(&row["active_prefill_tokens"])),
         active_requests: Some(count(&row["active_requests"])),
         age: None,

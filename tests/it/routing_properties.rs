@@ -15,7 +15,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
         1 => Just(CandidateLoad::Unknown),
         3 => (0_u64..4, prop::option::of(0_u64..9), prop::option::of(0_u64..3)).prop_map(
             |(decode_blocks, active_prefill_tokens, active_requests)| CandidateLoad::Known {
-                decode_blocks,
+                decode_blocks: decode_blocks as f64,
                 active_prefill_tokens,
                 active_requests,
                 age: None,
@@ -118,7 +118,7 @@ proptest! {
     ) {
         let request = Request::new(isl_tokens, BlockSize::new(block_size).unwrap());
         let load =
-            CandidateLoad::Known { decode_blocks, active_prefill_tokens: None, active_requests: None, age: None };
+            CandidateLoad::Known { decode_blocks: decode_blocks as f64, active_prefill_tokens: None, active_requests: None, age: None };
         let candidate = Candidate {
             load,
             overlap: Overlap::device(cached),
