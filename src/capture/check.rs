@@ -458,7 +458,7 @@ impl CheckReport {
     /// The head of a table of reports.
     pub fn table_head() -> String {
         format!(
-            "{:<36} {:<5} {:>5} {:>7} {:>7} {:>7} {:>7} {:>9}  {}",
+            "{:<44} {:<5} {:>5} {:>7} {:>7} {:>7} {:>7} {:>9}  {}",
             "capture", "check", "ranks", "device", "host", "disk", "other", "probes", "exceptions"
         )
     }
@@ -473,7 +473,7 @@ impl fmt::Display for CheckReport {
         let probes = format!("{}/{}", self.probes.equal, self.probes.total);
         write!(
             f,
-            "{name:<36} {:<5} {:>5} {:>7} {:>7} {:>7} {:>7} {probes:>9}  {}",
+            "{name:<44} {:<5} {:>5} {:>7} {:>7} {:>7} {:>7} {probes:>9}  {}",
             if self.ok { "ok" } else { "FAIL" },
             self.ranks.len(),
             sum(|blocks| blocks.device),

@@ -7,12 +7,12 @@
 //!
 //! | file | what it owns |
 //! |---|---|
-//! | [`format`] | the lines, as types |
+//! | [`mod@format`] | the lines, as types |
 //! | [`reader`], [`writer`] | files to lines and back |
 //! | [`truth`] | what the engines held, and what their own lookup found |
 //! | [`script`] | a capture as input: live messages in their order, recorded replay answers, the plan for sending it all out again |
 //! | [`run`] | a capture through the indexer, by its one door |
-//! | [`check`] | a replayed index against the truth |
+//! | [`mod@check`] | a replayed index against the truth |
 //!
 //! **Cost.** A [`CaptureScript`] keeps the whole decoded capture in memory, because a hole is filled by
 //! answers that were recorded after it. [`CaptureReader`] streams and keeps one line.
