@@ -8,5 +8,6 @@ pub mod ids;
 pub mod index;
 pub mod indexer;
 pub mod load;
+pub mod pump;
 pub mod routing;
 pub mod trust;

@@ -90,6 +90,13 @@ pub enum Input<'a> {
         /// As received.
         frames: &'a [Bytes],
     },
+    /// A request for history had its turn and was sent: only now can its answers be late.
+    ReplayAsked {
+        /// Whose.
+        source: SourceId,
+        /// The request.
+        request: ReplayId,
+    },
     /// One answer to a request for history.
     Replay {
         /// Whose.
@@ -117,6 +124,7 @@ impl Input<'_> {
             | Self::Disconnected { source }
             | Self::Refused { source }
             | Self::Frames { source, .. }
+            | Self::ReplayAsked { source, .. }
             | Self::Replay { source, .. }
             | Self::ReplayFailed { source, .. } => Some(source),
             Self::Tick => None,
@@ -458,6 +466,7 @@ impl Stream {
             Input::Disconnected { .. } => self.on_disconnected(now, steps),
             Input::Refused { .. } => self.on_refused(now, steps),
             Input::Frames { frames, .. } => self.on_frames(now, frames, steps),
+            Input::ReplayAsked { request, .. } => self.sequencer.on_replay_asked(now, request),
             Input::Replay { request, frames, .. } => self.on_replay(now, request, frames, steps),
             Input::ReplayFailed { request, .. } => self.sequencer.on_replay_failed(now, request, steps),
             Input::Tick => self.sequencer.on_tick(now, steps),
