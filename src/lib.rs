@@ -4,4 +4,6 @@ pub mod block;
 pub mod events;
 pub mod fleet;
 pub mod ids;
+#[cfg(feature = "io")]
+pub mod ingest;
 pub mod trust;
