@@ -1,16 +1,20 @@
 //! A publisher of our own: the engine's side of the wire, for replaying captures and for tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqError, ZmqMessage, ZmqResult};
+use zeromq::util::PeerIdentity;
+use zeromq::{
+    RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, XPubSocket, ZmqError, ZmqMessage, ZmqResult,
+};
 
 use super::endpoint::{BadEndpoint, Target};
 use crate::ids::EventSeq;
@@ -98,8 +102,9 @@ impl Publisher {
         replay_endpoint: Option<&str>,
         config: PublisherConfig,
     ) -> Result<Self, PublishError> {
-        let mut events = XPubSocket::new();
-        let bound_events = bind(&mut events, events_endpoint).await?;
+        let mut socket = XPubSocket::new();
+        let monitor = socket.monitor();
+        let bound_events = bind(&mut socket, events_endpoint).await?;
         let replay = match replay_endpoint {
             Some(endpoint) => {
                 let mut router = RouterSocket::new();
@@ -112,7 +117,8 @@ impl Publisher {
         let history = Arc::new(History::new(config.buffer));
         let (commands, receiver) = mpsc::channel(QUEUE);
         let (counted, subscriptions) = watch::channel(0);
-        let events_task = tokio::spawn(run_events(events, topic.clone(), receiver, counted));
+        let events = EventsSocket { socket, monitor, peers: VecDeque::new(), subscriptions: counted };
+        let events_task = tokio::spawn(run_events(events, topic.clone(), receiver));
         let (replay_endpoint, replay_task) = replay.map_or((None, None), |(router, bound)| {
             let (close, closed) = oneshot::channel();
             let answers = Answers { history: Arc::clone(&history), topic, framing: config.framing };
@@ -239,45 +245,85 @@ async fn bind<S: Socket>(socket: &mut S, endpoint: &str) -> Result<String, Publi
     }
 }
 
-/// Owns the publishing socket. An XPUB, not a PUB: its `send` returns when the bytes are the kernel's, and it
-/// shows the subscriptions. Between messages it is read, or it would notice neither those nor who has left.
-async fn run_events(
-    mut socket: XPubSocket,
-    topic: Bytes,
-    mut commands: mpsc::Receiver<Command>,
+/// The publishing socket. An XPUB, not a PUB: its `send` returns when the bytes are the kernel's, and it shows
+/// the subscriptions.
+///
+/// A dropped XPUB of the library leaves its connections open for ever (their wakers and their queue own each
+/// other), so the peers are remembered and cut off one by one.
+struct EventsSocket {
+    socket: XPubSocket,
+    monitor: futures::channel::mpsc::Receiver<SocketEvent>,
+    peers: VecDeque<PeerIdentity>,
     subscriptions: watch::Sender<usize>,
-) {
+}
+
+/// Peers remembered for cutting them off. Who has left cannot be told from who has not; the oldest of so many
+/// has left, or keeps a descriptor.
+const MAX_PEERS: usize = 10_000;
+
+impl EventsSocket {
+    fn note_peer(&mut self, event: Option<SocketEvent>) {
+        if let Some(SocketEvent::Accepted(_, peer)) = event {
+            if self.peers.len() == MAX_PEERS {
+                self.peers.pop_front();
+            }
+            self.peers.push_back(peer);
+        }
+    }
+
+    fn note_subscription(&self, received: ZmqResult<ZmqMessage>) {
+        if let Ok(message) = received
+            && message.get(0).and_then(|frame| frame.first()) == Some(&1)
+        {
+            self.subscriptions.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Frees the port. Bytes that were not read would make the kernel reset the connections instead of
+    /// closing them after what is still on its way.
+    async fn close(mut self) {
+        self.socket.unbind_all().await;
+        while let Some(received) = self.socket.recv().now_or_never() {
+            self.note_subscription(received);
+        }
+    }
+}
+
+impl Drop for EventsSocket {
+    fn drop(&mut self) {
+        while let Ok(event) = self.monitor.try_recv() {
+            self.note_peer(Some(event));
+        }
+        let backend = self.socket.backend();
+        for peer in &self.peers {
+            backend.peer_disconnected(peer);
+        }
+    }
+}
+
+/// Publishes what is asked for, in order. Between messages the socket is read, or it would notice neither
+/// subscriptions nor who has left.
+async fn run_events(mut events: EventsSocket, topic: Bytes, mut commands: mpsc::Receiver<Command>) {
     loop {
         tokio::select! {
             biased;
-            received = socket.recv() => note_subscription(received, &subscriptions),
+            event = events.monitor.next() => events.note_peer(event),
+            received = events.socket.recv() => events.note_subscription(received),
             command = commands.recv() => match command {
                 Some(Command::Publish(seq, payload)) => {
                     let frames = numbered(Some(topic.clone()), seq, payload);
-                    if let Err(error) = socket.send(frames).await {
+                    if let Err(error) = events.socket.send(frames).await {
                         tracing::debug!(%error, "a subscriber did not get a message");
                     }
                 }
                 Some(Command::Close(done)) => {
-                    // Closing with unread bytes would reset the connection under what is still on its way.
-                    while let Some(received) = futures::FutureExt::now_or_never(socket.recv()) {
-                        note_subscription(received, &subscriptions);
-                    }
-                    socket.close().await;
+                    events.close().await;
                     let _ = done.send(());
                     return;
                 }
                 None => return,
             },
         }
-    }
-}
-
-fn note_subscription(received: ZmqResult<ZmqMessage>, subscriptions: &watch::Sender<usize>) {
-    if let Ok(message) = received
-        && message.get(0).and_then(|frame| frame.first()) == Some(&1)
-    {
-        subscriptions.send_modify(|count| *count += 1);
     }
 }
 
@@ -303,9 +349,9 @@ async fn run_replays(
         }
         tokio::select! {
             biased;
-            event = futures::StreamExt::next(&mut monitor) => match event {
-                Some(zeromq::SocketEvent::Accepted(..)) => peers += 1,
-                Some(zeromq::SocketEvent::Disconnected(_)) => peers = peers.saturating_sub(1),
+            event = monitor.next() => match event {
+                Some(SocketEvent::Accepted(..)) => peers += 1,
+                Some(SocketEvent::Disconnected(_)) => peers = peers.saturating_sub(1),
                 _ => {}
             },
             request = socket.recv() => if let Ok(request) = request {

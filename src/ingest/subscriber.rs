@@ -328,7 +328,7 @@ impl<S: Sink> Supervisor<S> {
         let accepted = tokio::select! {
             biased;
             () = self.signals.stopped() => return Ok(Ended::Stopped),
-            result = accept_one(&mut socket, &mut monitor, listener) => result,
+            result = accept_one(&mut socket, &mut monitor, listener, &self.counters) => result,
         };
         let subscribed = match accepted {
             // Subscribed only now: of a peer that is gone again, the sending says so.
@@ -494,6 +494,7 @@ async fn accept_one(
     socket: &mut SubSocket,
     monitor: &mut mpsc::Receiver<SocketEvent>,
     listener: &TcpListener,
+    counters: &Counters,
 ) -> ZmqResult<PeerIdentity> {
     let endpoint = socket.bind_listener(duplicate(listener)?).await?;
     loop {
@@ -503,6 +504,7 @@ async fn accept_one(
                 return Ok(peer);
             }
             Some(SocketEvent::AcceptFailed(error)) => {
+                count(&counters.failures);
                 tracing::debug!(%error, "a stranger at a bound endpoint");
             }
             Some(_) => {}
