@@ -222,9 +222,10 @@ class Raw:
     def handshake(self, conn):
         conn.sendall(greeting())
         read(conn, 64)
+        read(conn, read(conn, 2)[1])
+        # Last, so that what follows it is there before the other side has sent anything more.
         ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(self.socket_type)) + self.socket_type
         conn.sendall(bytes([4, len(ready)]) + ready)
-        read(conn, read(conn, 2)[1])
 
     def close(self):
         # Wakes the thread that waits in accept; closing alone would leave it there.

@@ -210,6 +210,33 @@ async fn a_mute_peer_costs_one_attempt_at_a_time() {
     }
 }
 
+#[tokio::test]
+async fn no_attempt_leaves_a_connection_open() {
+    for manner in [Manner::Mute, Manner::HalfGreeted] {
+        let sink = Recorder::default();
+        let peer = RawPeer::start(manner, "PUB").await;
+        let subscriber = subscribe(&peer.endpoint, &sink);
+        until("two attempts have failed", || subscriber.stats().failures >= 2).await;
+        drop(subscriber);
+        let replay = replay(&peer.endpoint, 0, &sink, &replay_config());
+        until("the replay has failed", || replay.is_finished()).await;
+        until("all are closed", || peer.ended() == peer.accepted()).await;
+    }
+}
+
+#[tokio::test]
+async fn dropping_a_publisher_closes_its_connections_and_frees_its_port() {
+    let sink = Recorder::default();
+    let dropped = publisher().await;
+    let endpoint = dropped.events_endpoint().to_owned();
+    let _subscriber = subscribe(&endpoint, &sink);
+    dropped.subscribed(1).await.unwrap();
+    drop(dropped);
+    until("the end is seen", || sink.count(SOURCE, &StreamEvent::Disconnected) == 1).await;
+    until("nobody listens any more", || sink.count(SOURCE, &StreamEvent::Refused) >= 1).await;
+    let _next = expect_flow(&endpoint, &sink).await;
+}
+
 /// E1: hostile bytes cost a counter. The length bombs are the sizes that an ordinary machine survives.
 #[tokio::test]
 async fn peers_that_speak_nonsense_are_left_for_a_good_one() {

@@ -34,6 +34,7 @@ pub enum Manner {
 pub struct RawPeer {
     pub endpoint: String,
     accepted: Arc<AtomicUsize>,
+    ended: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -41,30 +42,39 @@ impl RawPeer {
     pub async fn start(manner: Manner, socket_type: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
-        let accepted = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&accepted);
+        let (accepted, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (counter, ends) = (Arc::clone(&accepted), Arc::clone(&ended));
         let task = tokio::spawn(async move {
-            // Mute connections stay open for as long as the peer lives.
-            let mut open = Vec::new();
+            // Mute connections stay open until the other side ends them or the peer goes away.
+            let mut mute = tokio::task::JoinSet::new();
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 counter.fetch_add(1, Ordering::SeqCst);
                 if matches!(manner, Manner::Mute | Manner::HalfGreeted) {
-                    if matches!(manner, Manner::HalfGreeted) {
-                        let _ = stream.write_all(&greeting()).await;
-                    }
-                    open.push(stream);
+                    let ends = Arc::clone(&ends);
+                    mute.spawn(async move {
+                        if matches!(manner, Manner::HalfGreeted) {
+                            let _ = stream.write_all(&greeting()).await;
+                        }
+                        while matches!(stream.read(&mut [0; 64]).await, Ok(1..)) {}
+                        ends.fetch_add(1, Ordering::SeqCst);
+                    });
                 } else {
                     let _ = treat(stream, manner, socket_type).await;
                 }
             }
         });
-        Self { endpoint, accepted, task }
+        Self { endpoint, accepted, ended, task }
     }
 
     /// Connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Connections of a mute peer that the other side has ended.
+    pub fn ended(&self) -> usize {
+        self.ended.load(Ordering::SeqCst)
     }
 
     /// Goes away; the port is free when it returns.
@@ -112,20 +122,22 @@ fn reset(stream: TcpStream) -> std::io::Result<()> {
     stream.set_zero_linger()
 }
 
-/// Our side of a ZMTP 3.0 handshake with the NULL mechanism.
+/// Our side of a ZMTP 3.0 handshake with the NULL mechanism. Our READY goes last, so that what follows it, a reset
+/// for one, is there before the other side has done anything more.
 async fn handshake(stream: &mut TcpStream, socket_type: &str) -> std::io::Result<()> {
     stream.write_all(&greeting()).await?;
     let mut theirs = [0; 64];
     stream.read_exact(&mut theirs).await?;
-    let mut ready = Vec::from(*b"\x05READY\x0bSocket-Type");
-    ready.extend_from_slice(&(socket_type.len() as u32).to_be_bytes());
-    ready.extend_from_slice(socket_type.as_bytes());
-    stream.write_all(&[0x04, ready.len() as u8]).await?;
-    stream.write_all(&ready).await?;
     let mut head = [0; 2];
     stream.read_exact(&mut head).await?;
     let mut theirs = vec![0; usize::from(head[1])];
-    stream.read_exact(&mut theirs).await.map(|_| ())
+    stream.read_exact(&mut theirs).await?;
+    let mut body = Vec::from(*b"\x05READY\x0bSocket-Type");
+    body.extend_from_slice(&(socket_type.len() as u32).to_be_bytes());
+    body.extend_from_slice(socket_type.as_bytes());
+    let mut ready = vec![0x04, body.len() as u8];
+    ready.append(&mut body);
+    stream.write_all(&ready).await
 }
 
 fn greeting() -> [u8; 64] {
