@@ -80,7 +80,7 @@ pub enum ReplayFailure {
     Closed,
     /// Nothing came for the idle limit: the end mark was dropped, or the publisher is stuck.
     Idle,
-    /// Answers trickled for longer than one request may take.
+    /// Answers came for longer, or were more, than is allowed for one request.
     TooLong,
 }
 

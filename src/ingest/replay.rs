@@ -13,7 +13,7 @@ use futures::channel::mpsc;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
 use super::dial::{DialConfig, DialError, dial};
@@ -31,9 +31,13 @@ pub struct ReplayConfig {
     /// How long an answer may be waited for. A publisher answers between two batches, within about 0.1 s when
     /// idle and after its next step when busy.
     pub idle_timeout: Duration,
-    /// How long a request may hold its place. A full buffer of 10,000 batches takes well under a second;
-    /// a publisher whose answers trickle must not keep the places of others.
+    /// How long the answers to one request may be waited for in all; time that the sink takes does not count.
+    /// A full buffer of 10,000 batches takes well under a second, and a publisher whose answers trickle must
+    /// not keep the places of others.
     pub total_timeout: Duration,
+    /// Answers to one request. Engines keep 10,000 batches unless told otherwise; a hundred times as many is a
+    /// publisher that does not stop.
+    pub max_answers: usize,
     /// An answer longer than this is dropped, and its number shows as a hole.
     pub max_message_bytes: usize,
     /// The places for requests that run at once, over all ranks.
@@ -52,6 +56,7 @@ impl ReplayConfig {
             dial: DialConfig::default(),
             idle_timeout: Duration::from_secs(2),
             total_timeout: Duration::from_secs(60),
+            max_answers: 1_000_000,
             max_message_bytes: 64 << 20,
             slots: Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
         }
@@ -162,16 +167,19 @@ impl<S: Sink> Replay<S> {
         socket: &mut DealerSocket,
         monitor: &mut mpsc::Receiver<SocketEvent>,
     ) -> Result<(), Stop> {
-        let give_up = Instant::now() + self.config.total_timeout;
-        loop {
-            // Counted from the last delivery: time that the sink makes us wait is not the publisher's.
-            let idle = Instant::now() + self.config.idle_timeout;
-            let answer = match timeout_at(idle.min(give_up), next_answer(socket, monitor)).await {
+        let mut left = self.config.total_timeout;
+        for _ in 0..self.config.max_answers {
+            let limit = self.config.idle_timeout.min(left);
+            let asked = Instant::now();
+            let answer = match timeout(limit, next_answer(socket, monitor)).await {
                 Ok(Some(answer)) => answer,
                 Ok(None) => return Err(Stop::Failed(ReplayFailure::Closed)),
-                Err(_) if Instant::now() >= give_up => return Err(Stop::Failed(ReplayFailure::TooLong)),
+                Err(_) if limit < self.config.idle_timeout => {
+                    return Err(Stop::Failed(ReplayFailure::TooLong));
+                }
                 Err(_) => return Err(Stop::Failed(ReplayFailure::Idle)),
             };
+            left = left.saturating_sub(asked.elapsed());
             let Some(mut frames) = copy_frames(&answer, self.config.max_message_bytes) else {
                 continue;
             };
@@ -184,6 +192,7 @@ impl<S: Sink> Replay<S> {
                 return Ok(());
             }
         }
+        Err(Stop::Failed(ReplayFailure::TooLong))
     }
 
     async fn deliver(&self, event: StreamEvent) -> Result<(), Closed> {

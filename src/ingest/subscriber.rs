@@ -15,6 +15,7 @@ use futures::StreamExt;
 use futures::channel::mpsc;
 use rand::TryRngCore;
 use rand::rngs::OsRng;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -483,10 +484,18 @@ async fn knock(listener: Option<&TcpListener>) {
 /// Binds our own listener; the sockets of successive connections get duplicates of it, so that the port is
 /// ours from the first to the last.
 async fn listen(target: &Target) -> std::io::Result<TcpListener> {
-    match target {
-        Target::Tcp { host, port } => TcpListener::bind((host.as_str(), *port)).await,
-        Target::Ipc(_) => Err(std::io::ErrorKind::Unsupported.into()),
-    }
+    let Target::Tcp { host, port } = target else {
+        return Err(std::io::ErrorKind::Unsupported.into());
+    };
+    let listener = TcpListener::bind((host.as_str(), *port)).await?;
+    // Connections inherit it. An engine whose host is gone without a word would otherwise occupy the port for
+    // ever, and its successor be turned away; so it is noticed after some 25 seconds.
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    SockRef::from(&listener).set_tcp_keepalive(&keepalive)?;
+    Ok(listener)
 }
 
 /// Lets `socket` accept until one peer has shaken hands, then takes the listener back.

@@ -584,6 +584,19 @@ async fn a_replay_that_trickles_for_ever_is_ended() {
 }
 
 #[tokio::test]
+async fn a_replay_that_floods_is_ended() {
+    let sink = Recorder::default();
+    let mut router = Router::bind().await;
+    let _replay = replay(&router.endpoint, 0, &sink, &ReplayConfig { max_answers: 50, ..replay_config() });
+    router.request().await;
+    for _ in 0..50 {
+        router.batch(0).await;
+    }
+    until("it has failed", || sink.failure(SOURCE, REQUEST) == Some(ReplayFailure::TooLong)).await;
+    assert_eq!(sink.answers(SOURCE, REQUEST).len(), 50);
+}
+
+#[tokio::test]
 async fn each_way_to_get_no_answer_has_its_name() {
     let sink = Recorder::default();
     let _refused = replay(&dead_endpoint().await, 0, &sink, &replay_config());
