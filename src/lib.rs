@@ -10,4 +10,6 @@ pub mod indexer;
 pub mod load;
 pub mod pump;
 pub mod routing;
+#[cfg(feature = "io")]
+pub mod ingest;
 pub mod trust;

@@ -8,3 +8,13 @@ mod dynamo_hashes;
 mod index_reference;
 mod routing_properties;
 mod wire;
+#[cfg(feature = "io")]
+mod interop;
+#[cfg(feature = "io")]
+mod peer;
+#[cfg(feature = "io")]
+mod recorder;
+#[cfg(feature = "io")]
+mod sockets;
+#[cfg(feature = "io")]
+mod zmtp;
