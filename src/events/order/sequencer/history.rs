@@ -157,11 +157,14 @@ impl Sequencer {
         }
     }
 
-    /// No attempt brought an answer. What is held goes on as on a stream without replay. Where nothing
-    /// is held there may or may not be something missing: in doubt until the next number tells.
+    /// No attempt brought an answer. What is held goes on as on a stream without replay, but behind a lost
+    /// connection even the expected number is undecidable. Where nothing is held there may or may not be
+    /// something missing: in doubt until the next number tells.
     pub(super) fn give_up(&mut self, out: &mut Vec<Step>) {
         self.counters.replays_given_up += 1;
         let nothing_follows = self.held.is_empty();
+        // A probe that nobody answered compared nothing.
+        self.continuity.suspect |= self.continuity.broken;
         while let Some(held) = self.held.pop_below(u64::MAX) {
             self.release(held, out);
         }
