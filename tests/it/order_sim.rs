@@ -344,11 +344,12 @@ impl World {
         answer
     }
 
-    /// To the next deadline or a little on. In a patient climate no answer is overtaken by its deadline.
+    /// To the next deadline or a little on. In a patient climate no deadline overtakes an answer,
+    /// nor the news that the connection is lost.
     fn pass_time(&mut self) {
         let under_way =
             self.requests.iter().any(|r| !r.cancelled && r.answer.as_ref() != Some(&VecDeque::new()));
-        let jump = !under_way || self.climate.impatient;
+        let jump = !(under_way || self.link_broken) || self.climate.impatient;
         match self.stream.next_deadline().filter(|_| jump && self.rng.random()) {
             Some(deadline) => self.now = self.now.max(deadline),
             None => self.now = self.now + Duration::from_micros(10),
