@@ -18,3 +18,4 @@ mod recorder;
 mod sockets;
 #[cfg(feature = "io")]
 mod zmtp;
+mod order_sim;
