@@ -23,42 +23,65 @@ use crate::indexer::{Action, Indexer, Input};
 /// readers and publishers are held up for about a millisecond at most.
 const MAX_DRAIN: usize = 256;
 
-/// Something that happened on a stream, with its frames.
+/// What a stream's tasks tell the indexing thread.
+///
+/// Frames are copied off the socket's read buffer: keeping one keeps its message's bytes alive, not the
+/// buffer's 64 KiB.
 #[derive(Clone, PartialEq, Debug)]
-pub enum StreamInput {
-    /// The event connection stands.
+pub enum StreamEvent {
+    /// A publisher is connected and our subscription is on its way to it. What it published before is not
+    /// coming by this connection.
     Connected,
-    /// The event connection is lost.
+    /// The connection that was announced last is gone.
     Disconnected,
-    /// A new event connection was refused.
+    /// Nobody listens at the endpoint. Said for each attempt, about once a second.
     Refused,
-    /// A live message.
+    /// The frames of a live message, as received.
     Message(Vec<Bytes>),
-    /// A request for history had its turn and was sent.
+    /// The request has had its turn and was sent; until now it has waited for one of the few places, and
+    /// no time limit on its answers should have run.
     ReplayAsked {
         /// The request.
         request: ReplayId,
     },
-    /// One answer to a request for history.
-    Replay {
-        /// The request.
+    /// One answer to a request for history, the end mark included, without the empty delimiter in front.
+    ReplayMessage {
+        /// The request that is answered.
         request: ReplayId,
-        /// As received.
+        /// The frames, to be read from the back: payload, number, perhaps a topic.
         frames: Vec<Bytes>,
     },
-    /// No more answers will come to a request, and no end mark was seen.
+    /// No more answers will come to the request, and no end mark was seen.
     ReplayFailed {
-        /// The request.
+        /// The request that failed.
         request: ReplayId,
+        /// How.
+        why: ReplayFailure,
     },
 }
 
-impl StreamInput {
+/// Why a request for history ended without an end mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ReplayFailure {
+    /// Nobody listens at the replay endpoint.
+    Refused,
+    /// Somebody listens and does not speak ZMTP with us in time, or the host cannot be reached.
+    Unreachable,
+    /// The publisher closed the connection, or sent what is not ZMTP.
+    Closed,
+    /// Nothing came for the idle limit: the end mark was dropped, or the publisher is stuck.
+    Idle,
+    /// Answers came for longer, or were more, than is allowed for one request.
+    TooLong,
+}
+
+impl StreamEvent {
     /// What the message weighs in credits: about the number of blocks in it. A block takes at least some 64
     /// bytes on the wire, its hash and sixteen short tokens.
     pub fn weight(&self) -> u32 {
         let bytes: usize = match self {
-            Self::Message(frames) | Self::Replay { frames, .. } => frames.iter().map(Bytes::len).sum(),
+            Self::Message(frames) | Self::ReplayMessage { frames, .. } => frames.iter().map(Bytes::len).sum(),
             _ => 0,
         };
         u32::try_from(1 + bytes / 64).unwrap_or(u32::MAX)
@@ -71,8 +94,8 @@ impl StreamInput {
             Self::Refused => Input::Refused { source },
             Self::Message(frames) => Input::Frames { source, frames },
             Self::ReplayAsked { request } => Input::ReplayAsked { source, request: *request },
-            Self::Replay { request, frames } => Input::Replay { source, request: *request, frames },
-            Self::ReplayFailed { request } => Input::ReplayFailed { source, request: *request },
+            Self::ReplayMessage { request, frames } => Input::Replay { source, request: *request, frames },
+            Self::ReplayFailed { request, .. } => Input::ReplayFailed { source, request: *request },
         }
     }
 }
@@ -90,7 +113,7 @@ pub trait Surroundings: Send + 'static {
 type Call = Box<dyn FnOnce(&mut Indexer, Moment, &mut Vec<Action>) + Send>;
 
 enum Message {
-    Stream { source: SourceId, input: StreamInput, weight: u32 },
+    Stream { source: SourceId, input: StreamEvent, weight: u32 },
     Call(Call),
 }
 
@@ -122,7 +145,7 @@ impl PumpSender {
     /// # Errors
     ///
     /// [`Gone`] when the thread has ended.
-    pub fn deliver(&self, source: SourceId, input: StreamInput, weight: u32) -> Result<(), Gone> {
+    pub fn deliver(&self, source: SourceId, input: StreamEvent, weight: u32) -> Result<(), Gone> {
         self.send(Message::Stream { source, input, weight })
     }
 
@@ -154,11 +177,20 @@ impl PumpSender {
 /// # Errors
 ///
 /// When the operating system has no thread left.
-pub fn start<S: Surroundings>(indexer: Indexer, surroundings: S) -> io::Result<(PumpSender, JoinHandle<Indexer>)> {
+pub fn start<S: Surroundings>(
+    indexer: Indexer,
+    surroundings: S,
+) -> io::Result<(PumpSender, JoinHandle<Indexer>)> {
     let (sender, receiver) = crossbeam_channel::unbounded();
     let depth = Arc::new(AtomicU64::new(0));
-    let pump =
-        Pump { indexer, surroundings, receiver, depth: Arc::clone(&depth), batch: Vec::new(), actions: Vec::new() };
+    let pump = Pump {
+        indexer,
+        surroundings,
+        receiver,
+        depth: Arc::clone(&depth),
+        batch: Vec::new(),
+        actions: Vec::new(),
+    };
     let thread = std::thread::Builder::new().name("rankwise-index".to_owned()).spawn(move || pump.run())?;
     Ok((PumpSender { sender, depth }, thread))
 }
@@ -268,8 +300,7 @@ mod tests {
         let (told, answer) = crossbeam_channel::bounded(1);
         pump.call(move |indexer, now, actions| {
             let key = PoolKey::new("m", None);
-            let spec =
-                WorkerSpec::new("w1", key, BlockSize::new(4).unwrap(), Ranks::range(0, 1).unwrap());
+            let spec = WorkerSpec::new("w1", key, BlockSize::new(4).unwrap(), Ranks::range(0, 1).unwrap());
             indexer.declare_worker(now, spec, actions).unwrap();
             let source = indexer.source(&crate::ids::RankKey::new("w1", 0)).unwrap();
             told.send(source).unwrap();
@@ -278,7 +309,7 @@ mod tests {
         let source = answer.recv().unwrap();
         let mut taken = 0;
         for _ in 0..1_000 {
-            let input = StreamInput::Message(vec![Bytes::from_static(b"not three frames")]);
+            let input = StreamEvent::Message(vec![Bytes::from_static(b"not three frames")]);
             let weight = input.weight();
             taken += u64::from(weight);
             pump.deliver(source, input, weight).unwrap();

@@ -41,6 +41,9 @@ pub struct Config {
     /// A replay that brings nothing for this long has failed. Busy engines answer between steps, which may
     /// take seconds.
     pub replay_timeout: Duration,
+    /// A request that found no turn for this long has failed: a thousand ranks that start at once, four at a
+    /// time and a fifth of a second each, take less.
+    pub queue_timeout: Duration,
     /// Requests in a row without progress before a hole is declared lost.
     pub max_replay_attempts: u32,
     /// A declared rank that is not heard for this long is silent.
@@ -57,6 +60,7 @@ impl Default for Config {
             max_held_batches: 10_000,
             max_held_bytes: 64 << 20,
             replay_timeout: Duration::from_secs(5),
+            queue_timeout: Duration::from_secs(60),
             max_replay_attempts: 5,
             silence_grace: Duration::from_secs(30),
             load: LoadConfig::default(),
@@ -331,6 +335,7 @@ impl Indexer {
             max_held_batches: self.config.max_held_batches,
             max_held_bytes: self.config.max_held_bytes,
             replay_timeout: self.config.replay_timeout,
+            queue_timeout: self.config.queue_timeout,
             max_replay_attempts: self.config.max_replay_attempts,
             silence_grace: self.config.silence_grace,
         };

@@ -142,6 +142,7 @@ impl World {
             max_held_batches: climate.max_held_batches,
             max_held_bytes: climate.max_held_bytes,
             replay_timeout: Duration::from_millis(500),
+            queue_timeout: Duration::from_millis(500),
             max_replay_attempts: 3,
             silence_grace: Duration::from_secs(5),
         };

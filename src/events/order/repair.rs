@@ -51,12 +51,17 @@ impl Repair {
         self.progress = false;
     }
 
+    /// The present request left; its answers are due by this deadline.
+    pub(super) fn sent(&mut self, due: Moment) {
+        if let Stage::Asked { deadline, .. } = &mut self.stage {
+            *deadline = due;
+        }
+    }
+
     /// The present request brought something new.
     pub(super) fn progressed(&mut self, new_deadline: Moment) {
         self.progress = true;
-        if let Stage::Asked { deadline, .. } = &mut self.stage {
-            *deadline = new_deadline;
-        }
+        self.sent(new_deadline);
     }
 
     /// No request is out any more.

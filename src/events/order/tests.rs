@@ -38,6 +38,7 @@ fn config(has_replay: bool) -> SequencerConfig {
         max_held_batches: 8,
         max_held_bytes: 1_000,
         replay_timeout: TIMEOUT,
+        queue_timeout: TIMEOUT,
         max_replay_attempts: 3,
         silence_grace: Duration::from_secs(10),
     }

@@ -27,7 +27,7 @@ impl Sequencer {
     }
 
     pub(super) fn ask(&mut self, now: Moment, out: &mut Vec<Step>) {
-        let deadline = now + self.config.replay_timeout;
+        let deadline = now + self.config.queue_timeout;
         let missing = EventSeq(self.expected());
         let Some(repair) = &mut self.repair else { return };
         let request = ReplayId(self.next_request);
