@@ -149,11 +149,6 @@ impl Isolation {
         self.seed
     }
 
-    /// The namespace with this seed, as a run of blocks remembers it.
-    pub(crate) fn from_seed(seed: u64) -> Self {
-        Self { seed }
-    }
-
     fn plus(self, name: Option<&str>, seed: u64) -> Self {
         match name {
             Some(name) if !name.is_empty() => {
@@ -282,6 +277,16 @@ impl Tier {
             Self::Other => "other",
         }
     }
+}
+
+/// How announcements of one name add up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Announcements {
+    /// Announced twice needs two removals (vLLM announces each physical copy).
+    #[default]
+    Counted,
+    /// Announced twice is announced once (vLLM's `kv_cache_report_mode: full` repeats itself).
+    Set,
 }
 
 /// What kind of cache an attention group keeps (vLLM's `kv_cache_spec_kind`).

@@ -19,6 +19,8 @@ pub enum Trust {
     Partial(MayErr),
     /// Declared and never heard within the grace, or its endpoint refuses, or a liveness probe failed.
     Silent,
+    /// The rank is declared to publish no events: what it holds cannot be known.
+    Unknown,
 }
 
 /// Which way a partial view may be wrong.
@@ -31,7 +33,7 @@ pub enum MayErr {
 }
 
 impl Trust {
-    /// The state's name on the wire: `joining`, `live`, `repairing`, `partial`, `silent`.
+    /// The state's name on the wire: `joining`, `live`, `repairing`, `partial`, `silent`, `unknown`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Joining => "joining",
@@ -39,6 +41,7 @@ impl Trust {
             Self::Repairing => "repairing",
             Self::Partial(_) => "partial",
             Self::Silent => "silent",
+            Self::Unknown => "unknown",
         }
     }
 
@@ -60,6 +63,7 @@ impl Trust {
             Self::Partial(MayErr::Miss) => 3,
             Self::Partial(MayErr::Overcredit) => 4,
             Self::Silent => 5,
+            Self::Unknown => 6,
         }
     }
 
@@ -71,6 +75,7 @@ impl Trust {
             2 => Self::Repairing,
             3 => Self::Partial(MayErr::Miss),
             5 => Self::Silent,
+            6 => Self::Unknown,
             _ => Self::Partial(MayErr::Overcredit),
         }
     }
@@ -95,6 +100,7 @@ mod tests {
             Trust::Partial(MayErr::Miss),
             Trust::Partial(MayErr::Overcredit),
             Trust::Silent,
+            Trust::Unknown,
         ] {
             assert_eq!(Trust::from_code(trust.code()), trust);
         }

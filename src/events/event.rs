@@ -104,11 +104,13 @@ pub enum SkipReason {
     SelfParent,
     /// The rank announces more groups than the limit.
     TooManyGroups,
+    /// The rank holds more blocks than any engine can.
+    RankFull,
 }
 
 impl SkipReason {
     /// All reasons.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::UnknownTag,
         Self::Malformed,
         Self::TooLong,
@@ -116,6 +118,7 @@ impl SkipReason {
         Self::BlockSizeMismatch,
         Self::SelfParent,
         Self::TooManyGroups,
+        Self::RankFull,
     ];
 
     /// The reason's name in metrics.
@@ -128,6 +131,7 @@ impl SkipReason {
             Self::BlockSizeMismatch => "block_size_mismatch",
             Self::SelfParent => "self_parent",
             Self::TooManyGroups => "too_many_groups",
+            Self::RankFull => "rank_full",
         }
     }
 }
@@ -141,6 +145,13 @@ impl SkipCounts {
     pub fn add(&mut self, reason: SkipReason) {
         let count = &mut self.0[reason as usize];
         *count = count.saturating_add(1);
+    }
+
+    /// Adds another batch's counts.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.0.iter_mut().zip(other.0) {
+            *count = count.saturating_add(more);
+        }
     }
 
     /// How many were left out for `reason`.

@@ -2,12 +2,20 @@
 //!
 //! Knows no socket, no clock and not the index.
 
+pub mod cursor;
+pub mod decode;
 pub mod event;
+pub mod frame;
+mod layout;
 pub mod order;
 
+pub use cursor::{decode_batch_fast, peek_ts};
+pub use decode::decode_batch;
 pub use event::{
     BlockRemoved, BlockStored, EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason,
 };
+pub use frame::{FrameError, LiveMessage, ReplayMessage, parse_live, parse_replay, replay_request};
+pub use layout::{DecodeError, Limits};
 pub use order::{
     Arrival, Batch, Fingerprint, OnLoss, ReplayId, RestartRule, Sequencer, SequencerConfig, Step,
     StreamCounters,

@@ -172,6 +172,27 @@ impl StreamCounters {
         self.restarts_newer.saturating_add(self.restarts_reconnected).saturating_add(self.restarts_probed)
     }
 
+    /// Adds another stream's counters.
+    pub fn add(&mut self, other: &Self) {
+        for (count, more) in [
+            (&mut self.applied_batches, other.applied_batches),
+            (&mut self.gaps, other.gaps),
+            (&mut self.lost_batches, other.lost_batches),
+            (&mut self.duplicate_batches, other.duplicate_batches),
+            (&mut self.restarts_newer, other.restarts_newer),
+            (&mut self.restarts_reconnected, other.restarts_reconnected),
+            (&mut self.restarts_probed, other.restarts_probed),
+            (&mut self.replays_asked, other.replays_asked),
+            (&mut self.replays_answered, other.replays_answered),
+            (&mut self.replays_failed, other.replays_failed),
+            (&mut self.replays_given_up, other.replays_given_up),
+            (&mut self.late_answers, other.late_answers),
+            (&mut self.held_dropped, other.held_dropped),
+        ] {
+            *count += more;
+        }
+    }
+
     fn count_restart(&mut self, rule: RestartRule) {
         match rule {
             RestartRule::Newer => self.restarts_newer += 1,

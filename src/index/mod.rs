@@ -1,0 +1,287 @@
+//! The prefix index: a radix tree of content that knows which ranks hold which blocks.
+//!
+//! # What it costs
+//!
+//! Per distinct block 24 bytes of hashes plus about 14 of tables; per further rank that holds a run, a bit or
+//! an interval. A query walks the runs on its path: two dependent memory accesses per run, then a comparison
+//! of the run's hashes. Ranks whose engines hash the same tokens differently pay for their own names: about
+//! 100 bytes a block, since the shared table cannot serve them.
+//!
+//! Readers share a lock with the writer: a reader waits for the batch that is being applied, never for a
+//! socket or another reader.
+//!
+//! # What it promises
+//!
+//! 1. A rank's overlap is the number of leading blocks of the prompt that it holds without a hole, at every
+//!    moment: after removals in the middle, duplicates, clears, re-used names, parents that come late.
+//! 2. A block is its content and everything before it; engine hashes are names within one rank.
+//! 3. Nothing recurses over depth, and what is removed gives its memory back.
+
+mod core;
+mod coverage;
+mod query;
+mod rank;
+mod tree;
+
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockWriteGuard};
+
+use self::core::Core;
+pub use self::query::Scratch;
+pub use crate::block::Announcements;
+use crate::block::{
+    AttentionKind, BlockHash, BlockSize, ContentKeys, Isolation, LocalBlockHash, SequenceHash, Tier,
+};
+use crate::ids::RankSlot;
+
+/// Which attention group an event speaks of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GroupTag {
+    /// The group's number; `None` is group 0.
+    pub idx: Option<u32>,
+    /// Its kind, when the event says.
+    pub kind: Option<AttentionKind>,
+}
+
+/// Blocks that a rank announced.
+#[derive(Clone, Debug)]
+pub struct StoreRequest<'a> {
+    /// Where they lie.
+    pub tier: Tier,
+    /// Which group caches them.
+    pub group: GroupTag,
+    /// Their names, first to last; each one's parent is the one before it.
+    pub names: &'a [BlockHash],
+    /// The name of the block before the first; `None` starts a prompt.
+    pub parent: Option<&'a BlockHash>,
+    /// The tokens that the names stand for.
+    pub tokens: StoreTokens<'a>,
+    /// Tokens per block, as the engine says.
+    pub block_size: u32,
+    /// The namespace, if this starts a prompt; a continuation inherits its parent's.
+    pub isolation: Isolation,
+    /// Content keys per name, sorted; may be shorter than `names`, the rest has none.
+    pub keys: &'a [ContentKeys],
+}
+
+/// The tokens of a store.
+#[derive(Clone, Copy, Debug)]
+pub enum StoreTokens<'a> {
+    /// Token ids; none at all is a placeholder that names blocks and says nothing of their content.
+    Ids(&'a [u32]),
+    /// There are tokens, but not in a form that can be placed.
+    Unusable,
+}
+
+/// What became of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stored {
+    /// Blocks whose parent is not known: kept aside, no overlap until the parent comes.
+    pub orphans: u64,
+    /// Orphans of which only the name could be kept, for want of room.
+    pub orphans_dropped: u64,
+}
+
+/// Why a store was refused whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreRefusal {
+    /// The rank is gone, or its slot belongs to a successor.
+    #[error("the rank is gone")]
+    UnknownRank,
+    /// Hashes and tokens do not line up.
+    #[error("the number of tokens is not hashes times block size")]
+    TokenMismatch,
+    /// The full-attention group's block size is not the pool's.
+    #[error("the block size is not the declared one")]
+    BlockSizeMismatch,
+    /// A block names itself as its parent.
+    #[error("a block names itself as its parent")]
+    SelfParent,
+    /// The rank announces more groups than any engine has.
+    #[error("too many attention groups")]
+    TooManyGroups,
+    /// The rank holds more blocks than any engine can.
+    #[error("the rank holds too many blocks")]
+    RankFull,
+}
+
+/// What became of a removal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Removed {
+    /// Names that the rank does not hold there. Normal after a gap, never on a complete stream.
+    pub unknown: u64,
+}
+
+/// How models with several attention groups are credited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum HybridRule {
+    /// What the engine would really reuse: full groups hold everything, windowed groups their window.
+    #[default]
+    Joint,
+    /// Only full-attention groups count.
+    FullAttention,
+}
+
+/// A prompt by its hashes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IndexQuery<'a> {
+    /// Local hashes of the prompt's full blocks. May be empty if `sequences` is given.
+    pub locals: &'a [LocalBlockHash],
+    /// Sequence hashes of the same blocks, if the caller has them: they make deep matches cheaper.
+    pub sequences: &'a [SequenceHash],
+    /// How hybrid models are credited.
+    pub hybrid: HybridRule,
+}
+
+/// How far one rank's blocks reach into a prompt, in blocks of the pool's size. Tiers are cumulative.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RankOverlap {
+    /// The rank.
+    pub slot: RankSlot,
+    /// Usable on the device.
+    pub device: u32,
+    /// Usable on device and host together.
+    pub host: u32,
+    /// Usable on device, host and disk together.
+    pub disk: u32,
+    /// Some attention group's rule is not known and was left out.
+    pub left_out: bool,
+}
+
+/// The names that a rank holds in one tier and group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LayerContents {
+    /// The tier.
+    pub tier: Tier,
+    /// The group's number; `None` if the rank never stored in its first full-attention group.
+    pub group_idx: Option<u32>,
+    /// Name and number of copies, sorted.
+    pub names: Vec<(BlockHash, u64)>,
+}
+
+/// Size of the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct IndexStats {
+    /// Tree nodes with the root: one per run of blocks.
+    pub nodes: usize,
+    /// Distinct blocks, whoever holds them.
+    pub distinct_blocks: u64,
+    /// Device blocks of the first full-attention group, summed over ranks.
+    pub total_blocks: u64,
+    /// Blocks kept aside because their parent is not known.
+    pub orphans: u64,
+    /// Live bytes, estimated from buffer sizes.
+    pub bytes: usize,
+}
+
+/// Makes an empty index for blocks of this size: the writer's handle and a reader's.
+pub fn new(block_size: BlockSize) -> (PrefixIndex, Reader) {
+    let core = Arc::new(RwLock::new(Core::new(block_size)));
+    (PrefixIndex { core: Arc::clone(&core), block_size }, Reader { core })
+}
+
+/// The writer's handle. There is one per index.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    core: Arc<RwLock<Core>>,
+    block_size: BlockSize,
+}
+
+impl PrefixIndex {
+    /// The size of the index's blocks.
+    pub fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    /// Opens a write section. Readers see all of it or nothing; apply many batches under one.
+    pub fn write(&mut self) -> WriteSection<'_> {
+        WriteSection { core: self.core.write() }
+    }
+}
+
+/// Exclusive access to the index for a few batches.
+#[derive(Debug)]
+pub struct WriteSection<'a> {
+    core: RwLockWriteGuard<'a, Core>,
+}
+
+impl WriteSection<'_> {
+    /// Gives a new rank its slot.
+    pub fn add_rank(&mut self, announcements: Announcements) -> RankSlot {
+        self.core.add_rank(announcements)
+    }
+
+    /// Forgets a rank and frees its slot; `false` if it is gone already.
+    pub fn remove_rank(&mut self, slot: RankSlot) -> bool {
+        self.core.remove_rank(slot)
+    }
+
+    /// Forgets all blocks of a rank, on all tiers; `false` if the rank is gone. Costs the rank's own runs.
+    pub fn clear_rank(&mut self, slot: RankSlot) -> bool {
+        self.core.clear_rank(slot)
+    }
+
+    /// Applies an announcement.
+    ///
+    /// # Errors
+    ///
+    /// A [`StoreRefusal`] when nothing of it can be used; the index is then unchanged.
+    pub fn store(&mut self, slot: RankSlot, request: &StoreRequest<'_>) -> Result<Stored, StoreRefusal> {
+        self.core.store(slot, request)
+    }
+
+    /// Applies a removal, name by name; unknown names are counted and do not stop the rest.
+    pub fn remove(
+        &mut self,
+        slot: RankSlot,
+        tier: Tier,
+        group_idx: Option<u32>,
+        names: &[BlockHash],
+    ) -> Removed {
+        self.core.remove(slot, tier, group_idx, names)
+    }
+}
+
+/// A reader's handle: cheap to clone, one per thread or shared.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    core: Arc<RwLock<Core>>,
+}
+
+impl Reader {
+    /// Finds every rank that holds a prefix of the prompt; the answer is in `scratch`.
+    ///
+    /// Allocates nothing once `scratch` is warm.
+    pub fn overlap(&self, query: &IndexQuery<'_>, scratch: &mut Scratch) {
+        self.core.read().overlap(query, scratch);
+    }
+
+    /// How many of these names the rank holds on the device from the first on, by its own names.
+    pub fn overlap_by_names(&self, slot: RankSlot, names: &[BlockHash]) -> u32 {
+        self.core.read().overlap_by_names(slot, names)
+    }
+
+    /// Distinct blocks that the rank holds on the device in its first full-attention group.
+    pub fn tree_size(&self, slot: RankSlot) -> Option<u64> {
+        self.core.read().rank(slot).map(|rank| rank.tree_size)
+    }
+
+    /// Every name that the rank holds, by tier and group. Costs the rank's blocks; for checks and dumps.
+    pub fn contents(&self, slot: RankSlot) -> Vec<LayerContents> {
+        self.core.read().contents(slot)
+    }
+
+    /// Size of the index. Costs one look at every run.
+    pub fn stats(&self) -> IndexStats {
+        let core = self.core.read();
+        IndexStats {
+            nodes: core.tree.run_count() + 1,
+            distinct_blocks: core.tree.blocks(),
+            total_blocks: core.ranks().map(|rank| rank.tree_size).sum(),
+            orphans: core.ranks().map(|rank| rank.orphans.len() as u64).sum(),
+            bytes: core.tree.bytes(),
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! The one door: live sockets, captures, simulation and benches all enter by [`Indexer::handle`].
+//!
+//! Frames become events, events are put in order, ordered events go into the index of their pool; requests
+//! for history and connections to open come out as [`Action`]s. No thread, no socket and no clock is in
+//! here: the driver passes the moment and carries out the actions.
+
+mod content;
+mod stream;
+mod view;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use self::stream::{Buffers, Stream};
+pub use self::view::{
+    ContentCounters, FleetView, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
+};
+use crate::events::order::{OnLoss, ReplayId, SequencerConfig, Step};
+use crate::events::{Limits, Sequencer};
+use crate::fleet::{Change, DeclareError, Endpoint, Fleet, PoolKey, RankPlan, WorkerSpec};
+use crate::ids::{EventSeq, Moment, RankKey, SourceId, WorkerId};
+use crate::index::{self, PrefixIndex, WriteSection};
+use crate::load::LoadConfig;
+use crate::trust::Trust;
+
+/// How streams are treated. The defaults suit engines as they are shipped.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What a batch may cost.
+    pub limits: Limits,
+    /// What becomes of a rank's blocks from before an unfillable hole.
+    pub on_loss: OnLoss,
+    /// Live batches held per rank while its replay is outstanding. vLLM answers within one engine step or
+    /// 100 ms; 10,000 batches are its whole replay buffer.
+    pub max_held_batches: usize,
+    /// Bytes of these batches. 64 MiB is a minute of a busy rank.
+    pub max_held_bytes: usize,
+    /// A replay that brings nothing for this long has failed. Busy engines answer between steps, which may
+    /// take seconds.
+    pub replay_timeout: Duration,
+    /// Requests in a row without progress before a hole is declared lost.
+    pub max_replay_attempts: u32,
+    /// A declared rank that is not heard for this long is silent.
+    pub silence_grace: Duration,
+    /// What a load report is worth, and for how long.
+    pub load: LoadConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            on_loss: OnLoss::Keep,
+            max_held_batches: 10_000,
+            max_held_bytes: 64 << 20,
+            replay_timeout: Duration::from_secs(5),
+            max_replay_attempts: 5,
+            silence_grace: Duration::from_secs(30),
+            load: LoadConfig::default(),
+        }
+    }
+}
+
+/// Something that happened outside.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Input<'a> {
+    /// The event connection stands, and its subscription with it.
+    Connected {
+        /// Whose.
+        source: SourceId,
+    },
+    /// The event connection is lost.
+    Disconnected {
+        /// Whose.
+        source: SourceId,
+    },
+    /// A new event connection was refused.
+    Refused {
+        /// Whose.
+        source: SourceId,
+    },
+    /// A live message.
+    Frames {
+        /// The connection that it came by, which alone says whose it is.
+        source: SourceId,
+        /// As received.
+        frames: &'a [Bytes],
+    },
+    /// One answer to a request for history.
+    Replay {
+        /// Whose.
+        source: SourceId,
+        /// The request.
+        request: ReplayId,
+        /// As received.
+        frames: &'a [Bytes],
+    },
+    /// A request for history could not be made, or its connection broke.
+    ReplayFailed {
+        /// Whose.
+        source: SourceId,
+        /// The request.
+        request: ReplayId,
+    },
+    /// Nothing but that time has passed.
+    Tick,
+}
+
+impl Input<'_> {
+    fn source(&self) -> Option<SourceId> {
+        match *self {
+            Self::Connected { source }
+            | Self::Disconnected { source }
+            | Self::Refused { source }
+            | Self::Frames { source, .. }
+            | Self::Replay { source, .. }
+            | Self::ReplayFailed { source, .. } => Some(source),
+            Self::Tick => None,
+        }
+    }
+}
+
+/// Something that the driver must do. An embedding router that has no sockets to open may ignore
+/// [`Action::Subscribe`] and [`Action::Unsubscribe`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Action {
+    /// Listen to a rank.
+    Subscribe {
+        /// To be given back with everything that comes.
+        source: SourceId,
+        /// The rank.
+        rank: RankKey,
+        /// Where it publishes.
+        endpoint: Endpoint,
+        /// Prefix of the topics to subscribe to.
+        topic: String,
+    },
+    /// Stop listening, and drop every request for the stream's history.
+    Unsubscribe {
+        /// The stream.
+        source: SourceId,
+    },
+    /// Ask a rank for its batches from a number on, on a fresh connection.
+    AskReplay {
+        /// The stream.
+        source: SourceId,
+        /// Where.
+        endpoint: Endpoint,
+        /// To be given back with each answer.
+        request: ReplayId,
+        /// First number wanted.
+        from: EventSeq,
+    },
+    /// Drop a request.
+    CancelReplay {
+        /// The stream.
+        source: SourceId,
+        /// The request.
+        request: ReplayId,
+    },
+}
+
+/// The writer: owns the fleet, every stream and every index.
+#[derive(Debug)]
+pub struct Indexer {
+    config: Config,
+    fleet: Fleet,
+    pools: BTreeMap<PoolKey, Pool>,
+    streams: HashMap<SourceId, Stream>,
+    sources: BTreeMap<RankKey, SourceId>,
+    next_source: u64,
+    buffers: Buffers,
+    view: View,
+}
+
+#[derive(Debug)]
+struct Pool {
+    index: PrefixIndex,
+    reader: index::Reader,
+}
+
+impl Indexer {
+    /// An empty indexer and its reader's handle.
+    pub fn new(config: Config) -> (Self, View) {
+        let view = View::new(config.load);
+        let indexer = Self {
+            config,
+            fleet: Fleet::new(),
+            pools: BTreeMap::new(),
+            streams: HashMap::new(),
+            sources: BTreeMap::new(),
+            next_source: 0,
+            buffers: Buffers::default(),
+            view: view.clone(),
+        };
+        (indexer, view)
+    }
+
+    /// A reader's handle.
+    pub fn view(&self) -> View {
+        self.view.clone()
+    }
+
+    /// The declarations.
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// The stream of a declared rank.
+    pub fn source(&self, rank: &RankKey) -> Option<SourceId> {
+        self.sources.get(rank).copied()
+    }
+
+    // === fleet ===
+
+    /// Declares a worker, or declares it anew. The same declaration again changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fleet::declare`]; nothing has changed then.
+    pub fn declare_worker(
+        &mut self,
+        now: Moment,
+        spec: WorkerSpec,
+        actions: &mut Vec<Action>,
+    ) -> Result<Change, DeclareError> {
+        let change = self.fleet.declare(spec)?;
+        self.follow(now, &change, actions);
+        Ok(change)
+    }
+
+    /// Adds the ranks of `spec` to its worker, which is declared if it is new.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fleet::add_rank`]; nothing has changed then.
+    pub fn add_rank(
+        &mut self,
+        now: Moment,
+        spec: WorkerSpec,
+        actions: &mut Vec<Action>,
+    ) -> Result<Change, DeclareError> {
+        let change = self.fleet.add_rank(spec)?;
+        self.follow(now, &change, actions);
+        Ok(change)
+    }
+
+    /// Removes one rank and everything that is keyed by it; `None` if it is not declared.
+    pub fn remove_rank(&mut self, now: Moment, rank: &RankKey, actions: &mut Vec<Action>) -> Option<Change> {
+        let change = self.fleet.remove_rank(rank)?;
+        self.follow(now, &change, actions);
+        Some(change)
+    }
+
+    /// Removes a worker and everything that is keyed by its ranks; `None` if it is not declared.
+    pub fn withdraw_worker(
+        &mut self,
+        now: Moment,
+        worker: &WorkerId,
+        actions: &mut Vec<Action>,
+    ) -> Option<Change> {
+        let change = self.fleet.withdraw(worker)?;
+        self.follow(now, &change, actions);
+        Some(change)
+    }
+
+    /// Lets `pattern`, which ends in `/`, stand for the pool of `model`; `false` if it cannot.
+    pub fn add_model_pattern(&mut self, pattern: &str, model: &str) -> bool {
+        let added = self.fleet.add_model_pattern(pattern, model);
+        self.publish_fleet();
+        added
+    }
+
+    fn follow(&mut self, now: Moment, change: &Change, actions: &mut Vec<Action>) {
+        for rank in &change.removed {
+            self.drop_rank(&change.pool, rank, actions);
+        }
+        if change.pool_gone {
+            self.pools.remove(&change.pool);
+        }
+        for plan in &change.added {
+            self.open_rank(now, &change.pool, plan, actions);
+        }
+        // A lower rank that came or went shifts the local numbers of the others.
+        for rank in &change.kept {
+            if let Some(plan) = self.fleet.rank(rank)
+                && let Some(stream) = self.sources.get(rank).and_then(|source| self.streams.get_mut(source))
+            {
+                stream.plan = plan.clone();
+            }
+        }
+        self.publish_fleet();
+    }
+
+    fn drop_rank(&mut self, pool: &PoolKey, rank: &RankKey, actions: &mut Vec<Action>) {
+        let Some(source) = self.sources.remove(rank) else { return };
+        if let Some(stream) = self.streams.remove(&source)
+            && let Some(pool) = self.pools.get_mut(pool)
+        {
+            pool.index.write().remove_rank(stream.slot);
+        }
+        self.view.loads().lock().retire(rank);
+        actions.push(Action::Unsubscribe { source });
+    }
+
+    fn open_rank(&mut self, now: Moment, key: &PoolKey, plan: &RankPlan, actions: &mut Vec<Action>) {
+        let Some(spec) = self.fleet.worker(&plan.rank.worker) else { return };
+        let pool = self.pools.entry(key.clone()).or_insert_with(|| {
+            let (index, reader) = index::new(spec.block_size);
+            Pool { index, reader }
+        });
+        let slot = pool.index.write().add_rank(spec.announcements);
+        let source = SourceId(self.next_source);
+        self.next_source += 1;
+        let order = SequencerConfig {
+            has_replay: plan.replay.is_some(),
+            on_loss: self.config.on_loss,
+            max_held_batches: self.config.max_held_batches,
+            max_held_bytes: self.config.max_held_bytes,
+            replay_timeout: self.config.replay_timeout,
+            max_replay_attempts: self.config.max_replay_attempts,
+            silence_grace: self.config.silence_grace,
+        };
+        let trust = if plan.publishes { Trust::Joining } else { Trust::Unknown };
+        let status = Arc::new(RankStatus::new(trust));
+        let sequencer = Sequencer::new(order, now);
+        let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer);
+        self.streams.insert(source, stream);
+        self.sources.insert(plan.rank.clone(), source);
+        self.view.loads().lock().declare(&plan.rank);
+        if let Some(endpoint) = &plan.events {
+            actions.push(Action::Subscribe {
+                source,
+                rank: plan.rank.clone(),
+                endpoint: endpoint.clone(),
+                topic: plan.topic.clone(),
+            });
+        }
+    }
+
+    fn publish_fleet(&self) {
+        let mut pools = BTreeMap::new();
+        for declared in self.fleet.pools() {
+            let Some(pool) = self.pools.get(&declared.key) else { continue };
+            let workers = self.fleet.workers_of(&declared.key).map(|spec| self.worker_view(spec)).collect();
+            let view = PoolView {
+                key: declared.key.clone(),
+                block_size: declared.block_size,
+                index: pool.reader.clone(),
+                workers,
+            };
+            pools.insert(declared.key.clone(), Arc::new(view));
+        }
+        self.view.publish(FleetView { declared: self.fleet.clone(), pools });
+    }
+
+    fn worker_view(&self, spec: &WorkerSpec) -> WorkerView {
+        let rank_view = |plan: &RankPlan| {
+            let source = self.source(&plan.rank)?;
+            let stream = self.streams.get(&source)?;
+            Some(RankView {
+                plan: plan.clone(),
+                slot: stream.slot,
+                source,
+                status: Arc::clone(&stream.status),
+            })
+        };
+        WorkerView {
+            spec: spec.clone(),
+            ranks: self.fleet.plans(&spec.worker).filter_map(rank_view).collect(),
+            taints: spec.taints.iter().map(|taint| taint.as_str().into()).collect(),
+        }
+    }
+
+    // === events ===
+
+    /// Takes in one thing that happened and says what must be done.
+    pub fn handle(&mut self, now: Moment, input: Input<'_>, actions: &mut Vec<Action>) {
+        self.handle_all(now, std::iter::once(input), actions);
+    }
+
+    /// Takes in several things; runs of them that concern one pool are applied in one write section, so that
+    /// its readers are held up once.
+    pub fn handle_all<'a>(
+        &mut self,
+        now: Moment,
+        inputs: impl IntoIterator<Item = Input<'a>>,
+        actions: &mut Vec<Action>,
+    ) {
+        let mut inputs = inputs.into_iter().peekable();
+        while let Some(input) = inputs.next() {
+            let Some(source) = input.source() else {
+                self.tick(now, actions);
+                continue;
+            };
+            let Self { streams, pools, buffers, config, view, .. } = self;
+            let Some(stream) = streams.get_mut(&source) else {
+                view.count_stray();
+                continue;
+            };
+            let key = stream.pool.clone();
+            // The pool stands while it has a stream.
+            let Some(pool) = pools.get_mut(&key) else { continue };
+            let mut section = pool.index.write();
+            let limits = &config.limits;
+            stream.take_in(now, source, &input, limits, &mut section, buffers, actions);
+            loop {
+                let same_pool = inputs.next_if(|input| {
+                    input.source().and_then(|source| streams.get(&source)).is_some_and(|of| of.pool == key)
+                });
+                let Some(input) = same_pool else { break };
+                let Some(source) = input.source() else { break };
+                let Some(stream) = streams.get_mut(&source) else { break };
+                stream.take_in(now, source, &input, limits, &mut section, buffers, actions);
+            }
+        }
+    }
+
+    /// When [`Input::Tick`] is due next, if nothing else happens.
+    pub fn next_deadline(&self) -> Option<Moment> {
+        self.streams.values().filter_map(|stream| stream.sequencer.next_deadline()).min()
+    }
+
+    fn tick(&mut self, now: Moment, actions: &mut Vec<Action>) {
+        let Self { streams, pools, buffers, config, .. } = self;
+        for (&source, stream) in streams {
+            if stream.sequencer.next_deadline().is_none_or(|at| at > now) {
+                continue;
+            }
+            let Some(pool) = pools.get_mut(&stream.pool) else { continue };
+            let mut section = pool.index.write();
+            stream.take_in(now, source, &Input::Tick, &config.limits, &mut section, buffers, actions);
+        }
+    }
+}
+
+impl Stream {
+    /// One input of this stream, followed through to the index.
+    #[allow(clippy::too_many_arguments)]
+    fn take_in(
+        &mut self,
+        now: Moment,
+        source: SourceId,
+        input: &Input<'_>,
+        limits: &Limits,
+        section: &mut WriteSection<'_>,
+        buffers: &mut Buffers,
+        actions: &mut Vec<Action>,
+    ) {
+        let (steps, mut batch_buffers) = buffers.split();
+        match *input {
+            Input::Connected { .. } => self.on_connected(now, steps),
+            Input::Disconnected { .. } => self.on_disconnected(now, steps),
+            Input::Refused { .. } => self.on_refused(now, steps),
+            Input::Frames { frames, .. } => self.on_frames(now, frames, steps),
+            Input::Replay { request, frames, .. } => self.on_replay(now, request, frames, steps),
+            Input::ReplayFailed { request, .. } => self.sequencer.on_replay_failed(now, request, steps),
+            Input::Tick => self.sequencer.on_tick(now, steps),
+        }
+        for step in steps.drain(..) {
+            match step {
+                Step::Apply(batch) => self.apply(&batch, limits, section, &mut batch_buffers),
+                Step::Clear => {
+                    section.clear_rank(self.slot);
+                }
+                Step::AskReplay { request, from } => {
+                    if let Some(endpoint) = self.plan.replay.clone() {
+                        actions.push(Action::AskReplay { source, endpoint, request, from });
+                    }
+                }
+                Step::CancelReplay { request } => actions.push(Action::CancelReplay { source, request }),
+            }
+        }
+        self.publish();
+    }
+}

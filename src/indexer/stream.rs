@@ -1,0 +1,214 @@
+//! One rank's stream: frames in, steps of its order, events into the index.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::content;
+use super::view::{ContentCounters, RankReport, RankStatus};
+use crate::block::{BlockHash, ContentKeys, Tier};
+use crate::events::order::{Batch, Step};
+use crate::events::{
+    BlockRemoved, BlockStored, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage, Sequencer,
+    SkipReason, decode_batch_fast, parse_live, parse_replay, peek_ts,
+};
+use crate::fleet::{PoolKey, RankPlan};
+use crate::ids::{Moment, RankSlot};
+use crate::index::{GroupTag, StoreRefusal, StoreRequest, StoreTokens, WriteSection};
+use crate::trust::Trust;
+
+/// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
+const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
+
+/// One declared rank.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) plan: RankPlan,
+    pub(super) pool: PoolKey,
+    pub(super) slot: RankSlot,
+    pub(super) status: Arc<RankStatus>,
+    pub(super) sequencer: Sequencer,
+    connected: bool,
+    counters: ContentCounters,
+}
+
+/// Buffers that outlive a message.
+#[derive(Default, Debug)]
+pub(super) struct Buffers {
+    pub(super) steps: Vec<Step>,
+    batch: EventBatch,
+    keys: Vec<ContentKeys>,
+}
+
+impl Stream {
+    pub(super) fn new(
+        plan: RankPlan,
+        pool: PoolKey,
+        slot: RankSlot,
+        status: Arc<RankStatus>,
+        sequencer: Sequencer,
+    ) -> Self {
+        Self { plan, pool, slot, status, sequencer, connected: false, counters: ContentCounters::default() }
+    }
+
+    pub(super) fn on_connected(&mut self, now: Moment, steps: &mut Vec<Step>) {
+        self.connected = true;
+        self.sequencer.on_connected(now, steps);
+    }
+
+    pub(super) fn on_disconnected(&mut self, now: Moment, steps: &mut Vec<Step>) {
+        self.connected = false;
+        self.sequencer.on_disconnected(now, steps);
+    }
+
+    pub(super) fn on_refused(&mut self, now: Moment, steps: &mut Vec<Step>) {
+        self.connected = false;
+        self.sequencer.on_refused(now, steps);
+    }
+
+    pub(super) fn on_frames(&mut self, now: Moment, frames: &[Bytes], steps: &mut Vec<Step>) {
+        let Ok(message) = parse_live(frames) else {
+            self.counters.malformed_messages += 1;
+            return;
+        };
+        // ZMQ filters by prefix, so `kv` also brings `kv2`.
+        if !self.plan.topic.is_empty() && message.topic != self.plan.topic.as_bytes() {
+            self.counters.other_topic += 1;
+            return;
+        }
+        self.connected = true;
+        let ts = peek_ts(&message.payload);
+        self.sequencer.on_live(now, message.seq, ts, &message.payload, steps);
+    }
+
+    pub(super) fn on_replay(
+        &mut self,
+        now: Moment,
+        request: crate::events::order::ReplayId,
+        frames: &[Bytes],
+        steps: &mut Vec<Step>,
+    ) {
+        match parse_replay(frames) {
+            Ok(ReplayMessage::Batch { seq, payload }) => {
+                let ts = peek_ts(&payload);
+                self.sequencer.on_replay_batch(now, request, seq, ts, &payload, steps);
+            }
+            Ok(ReplayMessage::End) => self.sequencer.on_replay_end(now, request, steps),
+            Err(_) => self.counters.malformed_messages += 1,
+        }
+    }
+
+    /// Applies one batch: what cannot be used is counted and does not stop the rest.
+    pub(super) fn apply(
+        &mut self,
+        batch: &Batch,
+        limits: &Limits,
+        section: &mut WriteSection<'_>,
+        batch_buffer: &mut BatchBuffers<'_>,
+    ) {
+        let BatchBuffers { decoded, keys } = batch_buffer;
+        if decode_batch_fast(&batch.payload, limits, decoded).is_err() {
+            self.counters.malformed_messages += 1;
+            return;
+        }
+        if decoded.dp_rank.is_some_and(|rank| rank != i64::from(self.plan.rank.dp_rank.0)) {
+            self.counters.rank_mismatch += 1;
+        }
+        self.counters.skipped.merge(&decoded.skipped);
+        for event in &decoded.events {
+            match event {
+                KvEvent::Stored(stored) => self.store(stored, section, keys),
+                KvEvent::Removed(removed) => self.remove(removed, section),
+                KvEvent::Cleared => {
+                    section.clear_rank(self.slot);
+                    self.counters.clears += 1;
+                    self.sequencer.on_cleared(batch.seq);
+                }
+            }
+        }
+    }
+
+    fn store(&mut self, event: &BlockStored, section: &mut WriteSection<'_>, keys: &mut Vec<ContentKeys>) {
+        let isolation = content::identity(event, keys);
+        if event.parent_block_hash == Some(UNCHAINED_ROOT) {
+            self.counters.unchained_stores += 1;
+        }
+        let request = StoreRequest {
+            tier: event.tier,
+            group: GroupTag { idx: event.group_idx, kind: event.attention },
+            names: &event.block_hashes,
+            parent: event.parent_block_hash.as_ref(),
+            tokens: match &event.tokens {
+                EventTokens::Ids(ids) => StoreTokens::Ids(ids),
+                EventTokens::Unusable => StoreTokens::Unusable,
+            },
+            block_size: event.block_size,
+            isolation,
+            keys,
+        };
+        match section.store(self.slot, &request) {
+            Ok(stored) => {
+                let blocks = event.block_hashes.len() as u64;
+                self.counters.stored_blocks += blocks;
+                self.counters.orphan_blocks += stored.orphans;
+                self.counters.orphans_dropped += stored.orphans_dropped;
+                if event.tier == Tier::Other {
+                    self.counters.other_medium_blocks += blocks;
+                }
+            }
+            Err(refusal) => {
+                if let Some(reason) = skip_reason(refusal) {
+                    self.counters.skipped.add(reason);
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, event: &BlockRemoved, section: &mut WriteSection<'_>) {
+        let removed = section.remove(self.slot, event.tier, event.group_idx, &event.block_hashes);
+        self.counters.removed_blocks += event.block_hashes.len() as u64 - removed.unknown;
+        self.counters.unknown_removals += removed.unknown;
+    }
+
+    /// What may be believed of the rank; one that publishes nothing cannot be known.
+    pub(super) fn trust(&self) -> Trust {
+        if self.plan.publishes { self.sequencer.trust() } else { Trust::Unknown }
+    }
+
+    /// Lets readers see what has changed.
+    pub(super) fn publish(&self) {
+        let report = RankReport {
+            connected: self.connected,
+            stream: *self.sequencer.counters(),
+            watermark: self.sequencer.watermark(),
+            held_batches: self.sequencer.held_batches() as u64,
+            held_bytes: self.sequencer.held_bytes() as u64,
+            content: self.counters,
+        };
+        self.status.publish(self.trust(), self.sequencer.last_heard(), report);
+    }
+}
+
+/// The parts of [`Buffers`] that applying a batch needs.
+pub(super) struct BatchBuffers<'a> {
+    decoded: &'a mut EventBatch,
+    keys: &'a mut Vec<ContentKeys>,
+}
+
+impl Buffers {
+    pub(super) fn split(&mut self) -> (&mut Vec<Step>, BatchBuffers<'_>) {
+        (&mut self.steps, BatchBuffers { decoded: &mut self.batch, keys: &mut self.keys })
+    }
+}
+
+fn skip_reason(refusal: StoreRefusal) -> Option<SkipReason> {
+    match refusal {
+        StoreRefusal::TokenMismatch => Some(SkipReason::TokenMismatch),
+        StoreRefusal::BlockSizeMismatch => Some(SkipReason::BlockSizeMismatch),
+        StoreRefusal::SelfParent => Some(SkipReason::SelfParent),
+        StoreRefusal::TooManyGroups => Some(SkipReason::TooManyGroups),
+        StoreRefusal::RankFull => Some(SkipReason::RankFull),
+        // The stream goes before its slot does.
+        StoreRefusal::UnknownRank => None,
+    }
+}

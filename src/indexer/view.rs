@@ -1,0 +1,262 @@
+//! What a router reads: the fleet as it is declared, and each rank's state as the indexer leaves it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use crate::block::BlockSize;
+use crate::events::SkipCounts;
+use crate::events::order::StreamCounters;
+use crate::fleet::{Fleet, PoolKey, RankPlan, WorkerSpec};
+use crate::ids::{EventSeq, Moment, RankSlot, SourceId, WorkerId};
+use crate::index;
+use crate::load::{LoadConfig, LoadTable};
+use crate::trust::Trust;
+
+/// The reader's handle on everything: cheap to clone, shared by all threads that route.
+#[derive(Clone, Debug)]
+pub struct View {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    fleet: ArcSwap<FleetView>,
+    /// Behind a lock of its own: reports come seldom and never while an index is written.
+    loads: Mutex<LoadTable>,
+    strays: AtomicU64,
+}
+
+impl View {
+    pub(super) fn new(loads: LoadConfig) -> Self {
+        let fleet = ArcSwap::from_pointee(FleetView::default());
+        let loads = Mutex::new(LoadTable::new(loads));
+        Self { shared: Arc::new(Shared { fleet, loads, strays: AtomicU64::new(0) }) }
+    }
+
+    /// The fleet as declared at this moment. Holding it costs memory, never the writer's time.
+    pub fn fleet(&self) -> Arc<FleetView> {
+        self.shared.fleet.load_full()
+    }
+
+    /// What is known of the ranks' load. The lock is held by nobody for longer than a report takes.
+    pub fn loads(&self) -> &Mutex<LoadTable> {
+        &self.shared.loads
+    }
+
+    /// Messages for streams that are gone or were never declared.
+    pub fn strays(&self) -> u64 {
+        self.shared.strays.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_stray(&self) {
+        self.shared.strays.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn publish(&self, fleet: FleetView) {
+        self.shared.fleet.store(Arc::new(fleet));
+    }
+}
+
+/// The fleet at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct FleetView {
+    pub(super) declared: Fleet,
+    pub(super) pools: BTreeMap<PoolKey, Arc<PoolView>>,
+}
+
+impl FleetView {
+    /// The declarations.
+    pub fn declared(&self) -> &Fleet {
+        &self.declared
+    }
+
+    /// All pools.
+    pub fn pools(&self) -> impl Iterator<Item = &Arc<PoolView>> {
+        self.pools.values()
+    }
+
+    /// The pool that serves `model` in `group`; a configured pattern counts where no name is equal.
+    pub fn resolve(&self, model: &str, group: Option<&str>) -> Option<&Arc<PoolView>> {
+        self.declared.resolve(model, group).and_then(|pool| self.pools.get(&pool.key))
+    }
+
+    /// The only pool, if there is one only: then requests need not name it.
+    pub fn only_pool(&self) -> Option<&Arc<PoolView>> {
+        let mut pools = self.pools.values();
+        pools.next().filter(|_| pools.next().is_none())
+    }
+
+    /// The pool of a worker.
+    pub fn pool_of(&self, worker: &WorkerId) -> Option<&Arc<PoolView>> {
+        self.declared.worker(worker).and_then(|spec| self.pools.get(&spec.pool))
+    }
+}
+
+/// One pool: its workers and the index over all their ranks.
+#[derive(Debug)]
+pub struct PoolView {
+    /// Model and group.
+    pub key: PoolKey,
+    /// Tokens per block.
+    pub block_size: BlockSize,
+    /// Who holds what.
+    pub index: index::Reader,
+    /// The workers, by id.
+    pub workers: Vec<WorkerView>,
+}
+
+impl PoolView {
+    /// All ranks with their workers.
+    pub fn ranks(&self) -> impl Iterator<Item = (&WorkerView, &RankView)> {
+        self.workers.iter().flat_map(|worker| worker.ranks.iter().map(move |rank| (worker, rank)))
+    }
+
+    /// One worker.
+    pub fn worker(&self, id: &WorkerId) -> Option<&WorkerView> {
+        self.workers.iter().find(|worker| worker.spec.worker == *id)
+    }
+}
+
+/// One worker and its ranks.
+#[derive(Debug)]
+pub struct WorkerView {
+    /// As declared.
+    pub spec: WorkerSpec,
+    /// Its ranks, ascending.
+    pub ranks: Vec<RankView>,
+    /// Its taints, shared with every decision that looks at it.
+    pub taints: Arc<[Box<str>]>,
+}
+
+/// One rank.
+#[derive(Clone, Debug)]
+pub struct RankView {
+    /// Its name, number within its worker and endpoints.
+    pub plan: RankPlan,
+    /// Its place in the index.
+    pub slot: RankSlot,
+    /// Its stream.
+    pub source: SourceId,
+    /// What the indexer says of it.
+    pub status: Arc<RankStatus>,
+}
+
+/// A rank's state, written by the indexer and read by anyone.
+///
+/// Trust and age are read without a lock, since every decision rests on them; the rest is for metrics and
+/// pages.
+#[derive(Debug)]
+pub struct RankStatus {
+    trust: AtomicU32,
+    /// Microseconds of the last message plus one; 0 is never.
+    last_heard: AtomicU64,
+    report: Mutex<RankReport>,
+}
+
+impl RankStatus {
+    pub(super) fn new(trust: Trust) -> Self {
+        Self { trust: AtomicU32::new(trust.code()), last_heard: AtomicU64::new(0), report: Mutex::default() }
+    }
+
+    /// How far the rank's view can be believed.
+    pub fn trust(&self) -> Trust {
+        Trust::from_code(self.trust.load(Ordering::Relaxed))
+    }
+
+    /// When the rank was last heard, on the clock that drives the indexer.
+    pub fn last_heard(&self) -> Option<Moment> {
+        self.last_heard.load(Ordering::Relaxed).checked_sub(1).map(Moment)
+    }
+
+    /// Everything that is counted.
+    pub fn report(&self) -> RankReport {
+        *self.report.lock()
+    }
+
+    pub(super) fn publish(&self, trust: Trust, last_heard: Option<Moment>, report: RankReport) {
+        self.trust.store(trust.code(), Ordering::Relaxed);
+        self.last_heard.store(last_heard.map_or(0, |at| at.0.saturating_add(1)), Ordering::Relaxed);
+        *self.report.lock() = report;
+    }
+}
+
+/// What is counted of one rank since it was declared. All counters start at 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RankReport {
+    /// Whether the event connection stands.
+    pub connected: bool,
+    /// The stream's order.
+    pub stream: StreamCounters,
+    /// The last number applied.
+    pub watermark: Option<EventSeq>,
+    /// Live batches that wait for a replay.
+    pub held_batches: u64,
+    /// Their payload bytes.
+    pub held_bytes: u64,
+    /// Everything below the order.
+    pub content: ContentCounters,
+}
+
+impl RankReport {
+    /// Adds another rank's counters; what is no counter (connection, watermark) stays.
+    pub fn add(&mut self, other: &Self) {
+        self.stream.add(&other.stream);
+        self.held_batches += other.held_batches;
+        self.held_bytes += other.held_bytes;
+        self.content.add(&other.content);
+    }
+}
+
+/// What happened to messages and events of one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ContentCounters {
+    /// Messages with the wrong framing or an undecodable payload.
+    pub malformed_messages: u64,
+    /// Messages of another topic that only shares our prefix.
+    pub other_topic: u64,
+    /// Events that were left out, by reason.
+    pub skipped: SkipCounts,
+    /// Batches whose payload names another rank than their connection.
+    pub rank_mismatch: u64,
+    /// Blocks whose parent was not known when they came.
+    pub orphan_blocks: u64,
+    /// Orphans of which only the name could be kept.
+    pub orphans_dropped: u64,
+    /// Removed names that the rank did not hold.
+    pub unknown_removals: u64,
+    /// Blocks announced on a medium that we do not know.
+    pub other_medium_blocks: u64,
+    /// Blocks announced.
+    pub stored_blocks: u64,
+    /// Names removed.
+    pub removed_blocks: u64,
+    /// Clears.
+    pub clears: u64,
+    /// Stores whose hashes are not chained (SGLang before 0.5.6): their engine is too old to be indexed.
+    pub unchained_stores: u64,
+}
+
+impl ContentCounters {
+    fn add(&mut self, other: &Self) {
+        self.skipped.merge(&other.skipped);
+        for (count, more) in [
+            (&mut self.malformed_messages, other.malformed_messages),
+            (&mut self.other_topic, other.other_topic),
+            (&mut self.rank_mismatch, other.rank_mismatch),
+            (&mut self.orphan_blocks, other.orphan_blocks),
+            (&mut self.orphans_dropped, other.orphans_dropped),
+            (&mut self.unknown_removals, other.unknown_removals),
+            (&mut self.other_medium_blocks, other.other_medium_blocks),
+            (&mut self.stored_blocks, other.stored_blocks),
+            (&mut self.removed_blocks, other.removed_blocks),
+            (&mut self.clears, other.clears),
+            (&mut self.unchained_stores, other.unchained_stores),
+        ] {
+            *count += more;
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! How busy and how full each rank is, as far as it is known.
+//!
+//! Knows neither where a report came from nor the index; `now` comes in, nothing waits. A rank without a
+//! fresh, usable report is **unknown**, which is neither idle nor busy.
+//!
+//! - [`report`]: a report as received, and what of it can be believed.
+//! - [`table`]: the newest report of every declared rank, its age, and what follows from it.
+//! - [`busy`]: when a rank is overloaded.
+
+pub mod busy;
+pub mod report;
+pub mod table;
+
+pub use busy::BusyThreshold;
+pub use report::{LoadEntry, LoadReport, RankLoad, RawNumber, RawRankLoad, Refused};
+pub use table::{AggregateView, LoadBasis, LoadConfig, LoadCounts, LoadTable, LoadUnknown, RankLoadView};

@@ -1,0 +1,614 @@
+//! The newest report of every declared rank.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::report::{LoadReport, RankLoad};
+use crate::block::BlockSize;
+use crate::ids::{DpRank, Moment, RankKey, WorkerId};
+
+/// Settings of a [`LoadTable`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LoadConfig {
+    /// A report older than this makes its rank unknown.
+    pub ttl: Duration,
+}
+
+impl Default for LoadConfig {
+    /// 15 s: engines report at least once a second when they report at all, and a scrape may miss a few.
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(15) }
+    }
+}
+
+/// Per declared rank, the newest report; per worker, the newest aggregate, kept apart.
+///
+/// Only declared ranks have a place, so a report can create none: memory is bounded by the fleet.
+///
+/// Cost: a report is linear in its entries; a look-up is two map look-ups.
+#[derive(Debug, Default)]
+pub struct LoadTable {
+    config: LoadConfig,
+    workers: HashMap<WorkerId, WorkerLoad>,
+    counts: LoadCounts,
+}
+
+#[derive(Debug, Default)]
+struct WorkerLoad {
+    ranks: BTreeMap<DpRank, Option<Stored>>,
+    aggregate: Option<Stored>,
+}
+
+#[derive(Clone, Debug)]
+struct Stored {
+    load: RankLoad,
+    received: Moment,
+    /// How old the figures were when they came.
+    age_then: Duration,
+    source: Arc<str>,
+}
+
+impl Stored {
+    fn age(&self, now: Moment) -> Duration {
+        now.since(self.received).saturating_add(self.age_then)
+    }
+}
+
+/// What became of a report's entries; or of all entries so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LoadCounts {
+    /// Taken.
+    pub accepted: u64,
+    /// Refused: a value that cannot be, or one of several entries for one rank.
+    pub refused_entries: u64,
+    /// Dropped: the rank is not declared.
+    pub out_of_range: u64,
+    /// Ignored: no field at all.
+    pub empty: u64,
+    /// Ignored: older than what is known.
+    pub superseded: u64,
+}
+
+impl LoadCounts {
+    fn add(&mut self, more: Self) {
+        self.accepted += more.accepted;
+        self.refused_entries += more.refused_entries;
+        self.out_of_range += more.out_of_range;
+        self.empty += more.empty;
+        self.superseded += more.superseded;
+    }
+}
+
+/// A rank's load, or why there is none.
+#[derive(Clone, PartialEq, Debug)]
+pub enum RankLoadView {
+    /// A fresh report says so.
+    Known {
+        /// Blocks active on the rank.
+        decode_blocks: f64,
+        /// What they follow from.
+        basis: LoadBasis,
+        /// Prompt tokens still to be computed there; `None` is unknown, not 0.
+        active_prefill_tokens: Option<u64>,
+        /// Blocks of the KV cache in use; `None` is unknown.
+        used_blocks: Option<f64>,
+        /// Requests being served.
+        running: Option<u64>,
+        /// Requests waiting.
+        waiting: Option<u64>,
+        /// How old the figures are.
+        age: Duration,
+        /// Who said so.
+        source: Arc<str>,
+    },
+    /// Neither idle nor busy.
+    Unknown(LoadUnknown),
+}
+
+impl RankLoadView {
+    /// Blocks active on the rank, if known.
+    pub fn decode_blocks(&self) -> Option<f64> {
+        match self {
+            Self::Known { decode_blocks, .. } => Some(*decode_blocks),
+            Self::Unknown(_) => None,
+        }
+    }
+
+    /// Blocks of the KV cache in use, if known.
+    pub fn used_blocks(&self) -> Option<f64> {
+        match self {
+            Self::Known { used_blocks, .. } => *used_blocks,
+            Self::Unknown(_) => None,
+        }
+    }
+
+    /// Prompt tokens still to be computed, if known.
+    pub fn active_prefill_tokens(&self) -> Option<u64> {
+        match self {
+            Self::Known { active_prefill_tokens, .. } => *active_prefill_tokens,
+            Self::Unknown(_) => None,
+        }
+    }
+
+    /// How old the figures are; `None` if nothing was ever reported.
+    pub fn age(&self) -> Option<Duration> {
+        match self {
+            Self::Known { age, .. }
+            | Self::Unknown(LoadUnknown::TooOld { age } | LoadUnknown::NoUsableField { age }) => Some(*age),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
+/// What a rank's active blocks follow from, best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum LoadBasis {
+    /// `decode_blocks` was reported.
+    DecodeBlocks,
+    /// `num_used_tokens`, in blocks and rounded up.
+    UsedTokens,
+    /// `kv_used_blocks`.
+    UsedBlocks,
+    /// `token_usage` of an exact capacity.
+    Usage,
+}
+
+impl LoadBasis {
+    /// The name at the boundary: that of the field.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DecodeBlocks => "decode_blocks",
+            Self::UsedTokens => "num_used_tokens",
+            Self::UsedBlocks => "kv_used_blocks",
+            Self::Usage => "token_usage",
+        }
+    }
+}
+
+/// Why a rank's load is unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LoadUnknown {
+    /// The rank is not declared.
+    NotDeclared,
+    /// Nothing was ever reported for it.
+    NeverReported,
+    /// The newest report is older than the limit.
+    TooOld {
+        /// Its age.
+        age: Duration,
+    },
+    /// The newest report has none of the fields from which active blocks follow.
+    NoUsableField {
+        /// Its age.
+        age: Duration,
+    },
+}
+
+impl LoadUnknown {
+    /// The name at the boundary.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotDeclared => "not_declared",
+            Self::NeverReported => "never_reported",
+            Self::TooOld { .. } => "too_old",
+            Self::NoUsableField { .. } => "no_usable_field",
+        }
+    }
+}
+
+/// A worker's own figures, which are no rank's.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AggregateView {
+    /// The figures.
+    pub load: RankLoad,
+    /// How old they are.
+    pub age: Duration,
+    /// Who said so.
+    pub source: Arc<str>,
+}
+
+impl LoadTable {
+    /// An empty table.
+    pub fn new(config: LoadConfig) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// Gives a declared rank its place; one that has it keeps what is known.
+    pub fn declare(&mut self, rank: &RankKey) {
+        self.workers.entry(rank.worker.clone()).or_default().ranks.entry(rank.dp_rank).or_default();
+    }
+
+    /// Forgets a rank that is gone, and with a worker's last rank its aggregate. `false` if it had no place.
+    pub fn retire(&mut self, rank: &RankKey) -> bool {
+        let Some(worker) = self.workers.get_mut(&rank.worker) else { return false };
+        let gone = worker.ranks.remove(&rank.dp_rank).is_some();
+        if worker.ranks.is_empty() {
+            self.workers.remove(&rank.worker);
+        }
+        gone
+    }
+
+    /// Takes a worker's report, entry by entry.
+    ///
+    /// An entry that is refused neither becomes 0 nor renews the age of what is known.
+    pub fn report(&mut self, now: Moment, worker: &WorkerId, report: &LoadReport) -> LoadCounts {
+        let mut counts = LoadCounts::default();
+        let mut place = self.workers.get_mut(worker);
+        let times = times_named(report);
+        for entry in &report.entries {
+            let Some(named) = entry.dp_rank else {
+                counts.refused_entries += 1;
+                continue;
+            };
+            let slot = u32::try_from(named).ok().and_then(|rank| {
+                // The fleet's ranks, and nothing else, have a slot.
+                place.as_mut()?.ranks.get_mut(&DpRank(rank))
+            });
+            let Some(slot) = slot else {
+                counts.out_of_range += 1;
+                continue;
+            };
+            match entry.load.check() {
+                _ if times.get(&named) != Some(&1) => counts.refused_entries += 1,
+                Err(_) => counts.refused_entries += 1,
+                Ok((load, _)) if load.is_empty() => counts.empty += 1,
+                Ok((load, age_then)) => {
+                    let source = report.source.clone();
+                    let stored = Stored { load, received: now, age_then, source };
+                    if keep_newer(slot, stored, now) {
+                        counts.accepted += 1;
+                    } else {
+                        counts.superseded += 1;
+                    }
+                }
+            }
+        }
+        if let (Some(aggregate), Some(place)) = (&report.aggregate, place) {
+            match aggregate.check() {
+                Ok((load, age_then)) if !load.is_empty() => {
+                    let source = report.source.clone();
+                    keep_newer(&mut place.aggregate, Stored { load, received: now, age_then, source }, now);
+                }
+                Ok(_) => counts.empty += 1,
+                Err(_) => counts.refused_entries += 1,
+            }
+        }
+        self.counts.add(counts);
+        counts
+    }
+
+    /// A rank's load at `now`.
+    ///
+    /// `exact_capacity` is the rank's own KV capacity in blocks, if that is known exactly; a usage needs it,
+    /// unless the report states the capacity itself.
+    pub fn load(
+        &self,
+        now: Moment,
+        rank: &RankKey,
+        block_size: BlockSize,
+        exact_capacity: Option<u64>,
+    ) -> RankLoadView {
+        let slot = self.workers.get(&rank.worker).and_then(|worker| worker.ranks.get(&rank.dp_rank));
+        let stored = match slot {
+            None => return RankLoadView::Unknown(LoadUnknown::NotDeclared),
+            Some(None) => return RankLoadView::Unknown(LoadUnknown::NeverReported),
+            Some(Some(stored)) => stored,
+        };
+        let age = stored.age(now);
+        if age > self.config.ttl {
+            return RankLoadView::Unknown(LoadUnknown::TooOld { age });
+        }
+        let load = &stored.load;
+        let Some((decode_blocks, basis)) = active_blocks(load, block_size, exact_capacity) else {
+            return RankLoadView::Unknown(LoadUnknown::NoUsableField { age });
+        };
+        RankLoadView::Known {
+            decode_blocks,
+            basis,
+            active_prefill_tokens: load.prefill_tokens.or(load.queued_uncached_tokens),
+            used_blocks: used_blocks(load, block_size, exact_capacity),
+            running: load.num_running_reqs,
+            waiting: load.num_waiting_reqs,
+            age,
+            source: stored.source.clone(),
+        }
+    }
+
+    /// The figures of a rank's newest report as they came, fresh or not, with their age.
+    pub fn newest(&self, now: Moment, rank: &RankKey) -> Option<(&RankLoad, Duration)> {
+        let stored = self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)?.as_ref()?;
+        Some((&stored.load, stored.age(now)))
+    }
+
+    /// A worker's own figures at `now`; `None` if there are none or they are older than the limit.
+    pub fn aggregate(&self, now: Moment, worker: &WorkerId) -> Option<AggregateView> {
+        let stored = self.workers.get(worker)?.aggregate.as_ref()?;
+        let age = stored.age(now);
+        (age <= self.config.ttl).then(|| AggregateView {
+            load: stored.load,
+            age,
+            source: stored.source.clone(),
+        })
+    }
+
+    /// The ranks that have a place, in no order among workers and ascending within one.
+    pub fn ranks(&self) -> impl Iterator<Item = RankKey> + '_ {
+        self.workers.iter().flat_map(|(worker, load)| {
+            load.ranks.keys().map(|&dp_rank| RankKey { worker: worker.clone(), dp_rank })
+        })
+    }
+
+    /// What became of all entries so far.
+    pub fn counts(&self) -> LoadCounts {
+        self.counts
+    }
+
+    /// The settings.
+    pub fn config(&self) -> LoadConfig {
+        self.config
+    }
+}
+
+/// How often each rank is named: two entries for one rank contradict each other, so neither is believed.
+fn times_named(report: &LoadReport) -> HashMap<u64, u32> {
+    let mut times = HashMap::with_capacity(report.entries.len());
+    for rank in report.entries.iter().filter_map(|entry| entry.dp_rank) {
+        *times.entry(rank).or_insert(0_u32) += 1;
+    }
+    times
+}
+
+/// Stores what is not older than what is there; the same figures again renew the age.
+fn keep_newer(slot: &mut Option<Stored>, stored: Stored, now: Moment) -> bool {
+    let newer = slot.as_ref().is_none_or(|known| stored.age(now) <= known.age(now));
+    if newer {
+        *slot = Some(stored);
+    }
+    newer
+}
+
+fn active_blocks(load: &RankLoad, block_size: BlockSize, capacity: Option<u64>) -> Option<(f64, LoadBasis)> {
+    if let Some(blocks) = load.decode_blocks {
+        return Some((blocks, LoadBasis::DecodeBlocks));
+    }
+    if let Some(tokens) = load.num_used_tokens {
+        return Some((blocks_of(tokens, block_size), LoadBasis::UsedTokens));
+    }
+    if let Some(blocks) = load.kv_used_blocks {
+        return Some((blocks as f64, LoadBasis::UsedBlocks));
+    }
+    Some((by_usage(load, block_size, capacity)?, LoadBasis::Usage))
+}
+
+fn used_blocks(load: &RankLoad, block_size: BlockSize, capacity: Option<u64>) -> Option<f64> {
+    load.kv_used_blocks
+        .map(|blocks| blocks as f64)
+        .or_else(|| load.num_used_tokens.map(|tokens| blocks_of(tokens, block_size)))
+        .or_else(|| by_usage(load, block_size, capacity))
+}
+
+/// A share of an exact capacity: the declared one, or the one that the engine profiled and reports beside it.
+fn by_usage(load: &RankLoad, block_size: BlockSize, capacity: Option<u64>) -> Option<f64> {
+    let reported = || load.max_total_num_tokens.map(|tokens| tokens / u64::from(block_size.get()));
+    let capacity = capacity.or_else(reported).filter(|&blocks| blocks > 0)?;
+    Some(load.token_usage? * capacity as f64)
+}
+
+/// Tokens in blocks, rounded up.
+fn blocks_of(tokens: u64, block_size: BlockSize) -> f64 {
+    tokens.div_ceil(block_size.get().into()) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use super::*;
+    use crate::load::{LoadEntry, RawNumber, RawRankLoad};
+
+    const BLOCK: BlockSize = BlockSize::new(4).unwrap();
+
+    fn table(worker: &str, ranks: std::ops::Range<u32>) -> LoadTable {
+        let mut table = LoadTable::new(LoadConfig::default());
+        ranks.for_each(|rank| table.declare(&RankKey::new(worker, rank)));
+        table
+    }
+
+    fn decode(blocks: f64) -> RawRankLoad {
+        RawRankLoad { decode_blocks: blocks.into(), ..RawRankLoad::default() }
+    }
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_millis(millis)
+    }
+
+    impl LoadTable {
+        fn say(&mut self, now: Moment, worker: &str, loads: &[(u32, RawRankLoad)]) -> LoadCounts {
+            let entries = loads.iter().map(|&(rank, load)| LoadEntry::new(rank, load)).collect();
+            self.report(now, &worker.into(), &LoadReport::new(entries))
+        }
+
+        fn view(&self, now: Moment, worker: &str, rank: u32) -> RankLoadView {
+            self.load(now, &RankKey::new(worker, rank), BLOCK, None)
+        }
+
+        fn blocks(&self, now: Moment, worker: &str, ranks: std::ops::Range<u32>) -> Vec<Option<f64>> {
+            ranks.map(|rank| self.view(now, worker, rank).decode_blocks()).collect()
+        }
+    }
+
+    /// C36, L4, L6: a missing rank is unknown; an aggregate is nobody's; an empty report renews nothing.
+    #[test]
+    fn missing_is_not_idle() {
+        let mut table = table("w1", 0..4);
+        let mut report = LoadReport::new(vec![
+            LoadEntry::new(0, RawRankLoad { kv_used_blocks: 10.0.into(), ..decode(30.0) }),
+            LoadEntry::new(2, RawRankLoad { kv_used_blocks: 5.0.into(), ..decode(20.0) }),
+        ]);
+        report.aggregate = Some(RawRankLoad { kv_used_blocks: 15.0.into(), ..decode(50.0) });
+        table.report(at(0), &"w1".into(), &report);
+        assert_eq!(table.blocks(at(0), "w1", 0..4), [Some(30.0), None, Some(20.0), None]);
+        assert_eq!(table.view(at(0), "w1", 1), RankLoadView::Unknown(LoadUnknown::NeverReported));
+        report.entries.clear();
+        table.report(at(0), &"w1".into(), &report);
+        assert_eq!(table.aggregate(at(0), &"w1".into()).unwrap().load.decode_blocks, Some(50.0));
+        assert_eq!(table.blocks(at(60_000), "w1", 0..4), [None; 4]);
+        assert_eq!(table.aggregate(at(60_000), &"w1".into()), None);
+    }
+
+    /// C37, L4
+    #[test]
+    fn bad_entries_are_refused_one_by_one() {
+        let mut table = table("w1", 0..4);
+        let unreadable = RawRankLoad { decode_blocks: RawNumber::Unreadable, ..RawRankLoad::default() };
+        let loads =
+            [(0, decode(4.0)), (1, decode(-1.0)), (2, decode(7.0)), (2, decode(9.0)), (3, unreadable)];
+        let counts = table.say(at(0), "w1", &loads);
+        assert_eq!((counts.accepted, counts.refused_entries), (1, 4));
+        assert_eq!(table.counts(), counts);
+        assert_eq!(table.blocks(at(0), "w1", 0..4), [Some(4.0), None, None, None]);
+    }
+
+    /// C37: what is refused leaves the last good value, with its own age.
+    #[test]
+    fn a_refused_entry_renews_nothing() {
+        let mut table = table("w1", 0..2);
+        table.say(at(0), "w1", &[(0, decode(4.0)), (1, decode(5.0))]);
+        let counts =
+            table.say(at(10_000), "w1", &[(0, decode(f64::NAN)), (1, decode(6.0)), (1, decode(6.0))]);
+        assert_eq!((counts.accepted, counts.refused_entries), (0, 3));
+        assert_eq!(table.view(at(10_000), "w1", 0).age(), Some(Duration::from_secs(10)));
+        assert_eq!(table.blocks(at(15_000), "w1", 0..2), [Some(4.0), Some(5.0)]);
+        assert_eq!(table.blocks(at(15_001), "w1", 0..2), [None, None]);
+    }
+
+    #[test]
+    fn an_unreadable_rank_is_refused_and_an_empty_entry_ignored() {
+        let mut table = table("w1", 0..1);
+        let mut report = LoadReport::new(vec![LoadEntry { dp_rank: None, load: decode(1.0) }]);
+        report.entries.push(LoadEntry::new(0, RawRankLoad::default()));
+        let counts = table.report(at(0), &"w1".into(), &report);
+        assert_eq!((counts.refused_entries, counts.empty, counts.accepted), (1, 1, 0));
+        assert_eq!(table.view(at(0), "w1", 0), RankLoadView::Unknown(LoadUnknown::NeverReported));
+    }
+
+    /// C38: the same value again renews its age; silence makes it unknown.
+    #[test]
+    fn steady_is_not_gone() {
+        let mut table = table("w1", 0..2);
+        table.say(at(0), "w1", &[(0, decode(0.0)), (1, decode(0.0))]);
+        table.say(at(10_000), "w1", &[(0, decode(0.0))]);
+        assert_eq!(table.blocks(at(20_000), "w1", 0..2), [Some(0.0), None]);
+        let too_old = LoadUnknown::TooOld { age: Duration::from_secs(20) };
+        assert_eq!(table.view(at(20_000), "w1", 1), RankLoadView::Unknown(too_old));
+    }
+
+    /// C39: load stands under global ranks, and all of it leaves with the worker.
+    #[test]
+    fn load_arrives_and_leaves_by_global_rank() {
+        let mut table = table("w2", 4..8);
+        table.say(at(0), "w2", &[4, 5, 6, 7].map(|rank| (rank, decode(f64::from(rank)))));
+        assert_eq!(table.blocks(at(0), "w2", 4..8), [4.0, 5.0, 6.0, 7.0].map(Some));
+        assert_eq!(table.blocks(at(0), "w2", 0..4), [None; 4]);
+        for rank in table.ranks().collect::<Vec<_>>() {
+            assert!(table.retire(&rank));
+            assert!(!table.retire(&rank));
+        }
+        assert!(table.workers.is_empty());
+        // Coming back, it starts unknown.
+        table.declare(&RankKey::new("w2", 4));
+        assert_eq!(table.view(at(0), "w2", 4), RankLoadView::Unknown(LoadUnknown::NeverReported));
+    }
+
+    /// C43, L15: a report creates no rank.
+    #[test]
+    fn reports_outside_the_range_are_dropped_and_counted() {
+        let mut table = table("w1", 0..2);
+        let counts = table.say(at(0), "w1", &[(0, decode(95.0)), (1, decode(95.0)), (7, decode(1.0))]);
+        assert_eq!((counts.accepted, counts.out_of_range), (2, 1));
+        assert_eq!(table.view(at(0), "w1", 7), RankLoadView::Unknown(LoadUnknown::NotDeclared));
+        assert_eq!(table.ranks().count(), 2);
+        assert_eq!(table.say(at(0), "w9", &[(0, decode(1.0))]).out_of_range, 1);
+        let far = LoadReport::new(vec![LoadEntry { dp_rank: Some(1 << 32), load: decode(1.0) }]);
+        assert_eq!(table.report(at(0), &"w1".into(), &far).out_of_range, 1);
+        assert_eq!(table.blocks(at(0), "w1", 0..1), [Some(95.0)]);
+        assert_eq!(table.counts().out_of_range, 3);
+    }
+
+    /// A resize retires a rank; its late report finds nobody.
+    #[test]
+    fn a_late_report_of_a_retired_rank_finds_nobody() {
+        let mut table = table("w1", 0..2);
+        table.say(at(0), "w1", &[(0, decode(1.0)), (1, decode(2.0))]);
+        assert!(table.retire(&RankKey::new("w1", 1)));
+        table.declare(&RankKey::new("w1", 0));
+        assert_eq!(table.say(at(1), "w1", &[(1, decode(2.0))]).out_of_range, 1);
+        assert_eq!(table.blocks(at(1), "w1", 0..2), [Some(1.0), None]);
+    }
+
+    /// The rule of `POST /loads`: which field makes a rank known, best first, and nothing else does.
+    #[test]
+    fn active_blocks_follow_from_the_best_field() {
+        let mut load = RawRankLoad {
+            decode_blocks: 3.0.into(),
+            num_used_tokens: 9.0.into(),
+            kv_used_blocks: 5.0.into(),
+            token_usage: 0.25.into(),
+            num_running_reqs: 2.0.into(),
+            num_waiting_reqs: 1.0.into(),
+            ..RawRankLoad::default()
+        };
+        let view = |load: RawRankLoad, capacity| {
+            let mut table = table("w", 0..1);
+            table.say(at(0), "w", &[(0, load)]);
+            table.load(at(0), &RankKey::new("w", 0), BLOCK, capacity)
+        };
+        let basis = |view: &RankLoadView| match view {
+            RankLoadView::Known { decode_blocks, basis, .. } => Some((*decode_blocks, *basis)),
+            RankLoadView::Unknown(_) => None,
+        };
+        assert_eq!(basis(&view(load, None)), Some((3.0, LoadBasis::DecodeBlocks)));
+        assert_eq!(view(load, None).used_blocks(), Some(5.0));
+        load.decode_blocks = RawNumber::Absent;
+        assert_eq!(basis(&view(load, None)), Some((3.0, LoadBasis::UsedTokens)));
+        load.num_used_tokens = RawNumber::Absent;
+        assert_eq!(basis(&view(load, None)), Some((5.0, LoadBasis::UsedBlocks)));
+        load.kv_used_blocks = RawNumber::Absent;
+        assert_eq!(basis(&view(load, Some(100))), Some((25.0, LoadBasis::Usage)));
+        let none = LoadUnknown::NoUsableField { age: Duration::ZERO };
+        assert_eq!(view(load, None), RankLoadView::Unknown(none));
+        // L5: the capacity that the engine itself profiled, in tokens.
+        load.max_total_num_tokens = 803.0.into();
+        assert_eq!(basis(&view(load, None)), Some((50.0, LoadBasis::Usage)));
+        load.token_usage = RawNumber::Absent;
+        assert_eq!(view(load, Some(100)), RankLoadView::Unknown(none));
+    }
+
+    /// Prefill tokens, else queued uncached tokens, else unknown and not 0.
+    #[test]
+    fn active_prefill_tokens_are_unknown_unless_reported() {
+        let mut table = table("w", 0..3);
+        let queued = RawRankLoad { queued_uncached_tokens: 70.0.into(), ..decode(1.0) };
+        let both = RawRankLoad { prefill_tokens: 50.0.into(), ..queued };
+        table.say(at(0), "w", &[(0, both), (1, queued), (2, decode(1.0))]);
+        let tokens = [0, 1, 2].map(|rank| table.view(at(0), "w", rank).active_prefill_tokens());
+        assert_eq!(tokens, [Some(50), Some(70), None]);
+    }
+
+    /// Figures may be old when they come, and then age from there; older ones do not displace newer ones.
+    #[test]
+    fn reported_age_counts() {
+        let mut table = table("w", 0..2);
+        let aged = |blocks, age_ms: f64| RawRankLoad { age_ms: age_ms.into(), ..decode(blocks) };
+        table.say(at(0), "w", &[(0, aged(1.0, 14_000.0)), (1, aged(1.0, 20_000.0))]);
+        assert_eq!(table.blocks(at(1_000), "w", 0..2), [Some(1.0), None]);
+        assert_eq!(table.blocks(at(1_001), "w", 0..1), [None]);
+        table.say(at(2_000), "w", &[(0, aged(2.0, 1_000.0))]);
+        let late = table.say(at(3_000), "w", &[(0, aged(9.0, 2_500.0))]);
+        assert_eq!((late.accepted, late.superseded), (0, 1));
+        assert_eq!(table.blocks(at(3_000), "w", 0..1), [Some(2.0)]);
+        assert_eq!(table.newest(at(3_000), &RankKey::new("w", 0)).unwrap().1, Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,67 @@
+//! A prompt against the index of a pool.
+
+use super::prompt::{Prompt, PromptHashes};
+use crate::ids::RankSlot;
+use crate::index::{HybridRule, IndexQuery, RankOverlap, Scratch};
+use crate::indexer::PoolView;
+
+/// Finds who holds a prompt's prefix; keeps its buffers, so that a warm one allocates nothing for text.
+#[derive(Default, Debug)]
+pub struct Overlaps {
+    hashes: PromptHashes,
+    scratch: Scratch,
+    unlocated: Scratch,
+    found: Vec<RankOverlap>,
+}
+
+impl Overlaps {
+    /// Asks the pool's index about the prompt. The answer stays until the next question.
+    pub fn find(&mut self, pool: &PoolView, prompt: &Prompt<'_>, hybrid: HybridRule) {
+        self.hashes.fill(prompt, pool.block_size);
+        let query = IndexQuery { locals: self.hashes.locals(), sequences: self.hashes.sequences(), hybrid };
+        pool.index.overlap(&query, &mut self.scratch);
+        self.found.clear();
+        self.found.extend_from_slice(self.scratch.overlaps());
+        if let Some(locals) = self.hashes.unlocated() {
+            pool.index.overlap(&IndexQuery { locals, sequences: &[], hybrid }, &mut self.unlocated);
+            for other in self.unlocated.overlaps() {
+                merge(&mut self.found, other);
+            }
+        }
+        self.found.sort_unstable_by_key(|overlap| overlap.slot.index);
+    }
+
+    /// The prompt's hashes.
+    pub fn hashes(&self) -> &PromptHashes {
+        &self.hashes
+    }
+
+    /// Ranks that hold a prefix of the prompt, ordered by slot.
+    pub fn found(&self) -> &[RankOverlap] {
+        &self.found
+    }
+
+    /// Distinct device blocks of a rank at that moment.
+    pub fn tree_size(&self, slot: RankSlot) -> u64 {
+        self.scratch.tree_size(slot)
+    }
+
+    /// What one rank holds of the prompt; a rank that holds nothing is not listed.
+    pub fn of(&self, slot: RankSlot) -> Option<&RankOverlap> {
+        let at = self.found.binary_search_by_key(&slot.index, |overlap| overlap.slot.index).ok()?;
+        Some(&self.found[at]).filter(|overlap| overlap.slot == slot)
+    }
+}
+
+/// An engine names items in one way only, so the further reach is that engine's.
+fn merge(found: &mut Vec<RankOverlap>, other: &RankOverlap) {
+    match found.iter_mut().find(|overlap| overlap.slot == other.slot) {
+        Some(overlap) => {
+            overlap.device = overlap.device.max(other.device);
+            overlap.host = overlap.host.max(other.host);
+            overlap.disk = overlap.disk.max(other.disk);
+            overlap.left_out |= other.left_out;
+        }
+        None => found.push(*other),
+    }
+}
