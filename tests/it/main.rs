@@ -20,3 +20,6 @@ mod sockets;
 mod wire;
 #[cfg(feature = "io")]
 mod zmtp;
+mod order_sim;
+mod routing_properties;
+mod wire;
