@@ -5,6 +5,7 @@ mod capture_reference;
 mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
+mod house;
 mod index_reference;
 mod routing_properties;
 mod wire;
