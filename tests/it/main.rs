@@ -6,6 +6,7 @@ mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod hybrid_reference;
+mod house;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
