@@ -7,6 +7,9 @@ pub mod fleet;
 pub mod ids;
 pub mod index;
 pub mod indexer;
+#[cfg(feature = "io")]
+pub mod ingest;
 pub mod load;
+pub mod pump;
 pub mod routing;
 pub mod trust;

@@ -6,5 +6,16 @@ mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod index_reference;
+#[cfg(feature = "io")]
+mod interop;
+mod order_sim;
+#[cfg(feature = "io")]
+mod peer;
+#[cfg(feature = "io")]
+mod recorder;
 mod routing_properties;
+#[cfg(feature = "io")]
+mod sockets;
 mod wire;
+#[cfg(feature = "io")]
+mod zmtp;

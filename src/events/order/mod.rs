@@ -114,8 +114,11 @@ pub struct SequencerConfig {
     pub max_held_batches: usize,
     /// Bytes of payload held, likewise.
     pub max_held_bytes: usize,
-    /// A replay that brings nothing for this long has failed.
+    /// A replay that brings nothing for this long after it was sent has failed.
     pub replay_timeout: Duration,
+    /// A request that was not sent for this long has failed. Requests take turns when many ranks ask at
+    /// once, and waiting for a turn is not the publisher's silence.
+    pub queue_timeout: Duration,
     /// Requests in a row that may fail or bring nothing new before the hole is declared lost. At least one
     /// is made.
     pub max_replay_attempts: u32,
