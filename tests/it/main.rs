@@ -5,8 +5,8 @@ mod capture_reference;
 mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
-mod hybrid_reference;
 mod house;
+mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
@@ -21,6 +21,3 @@ mod sockets;
 mod wire;
 #[cfg(feature = "io")]
 mod zmtp;
-mod order_sim;
-mod routing_properties;
-mod wire;
