@@ -10,6 +10,8 @@ mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
+#[cfg(feature = "io")]
+mod live;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
