@@ -6,6 +6,7 @@ mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod house;
+mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
