@@ -6,6 +6,22 @@ mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod field_cases;
+mod hybrid_reference;
+mod house;
 mod index_reference;
+#[cfg(feature = "io")]
+mod interop;
+mod order_sim;
+#[cfg(feature = "io")]
+mod peer;
+#[cfg(feature = "io")]
+mod recorder;
+mod routing_properties;
+#[cfg(feature = "io")]
+mod sockets;
+mod wire;
+#[cfg(feature = "io")]
+mod zmtp;
+mod order_sim;
 mod routing_properties;
 mod wire;
