@@ -6,8 +6,8 @@ mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod field_cases;
-mod hybrid_reference;
 mod house;
+mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
@@ -22,6 +22,3 @@ mod sockets;
 mod wire;
 #[cfg(feature = "io")]
 mod zmtp;
-mod order_sim;
-mod routing_properties;
-mod wire;

@@ -97,6 +97,8 @@ impl Stage {
         if script.is_none() && !publisher.up {
             return self.feed(Input::ReplayFailed { source: request.source, request: request.id });
         }
+        self.feed(Input::ReplayAsked { source: request.source, request: request.id })?;
+        let publisher = self.publisher(rank);
         let (answers, ends) = match script {
             Some(Script { answers: Answers::Frames(frames), ends, .. }) => (frames, ends),
             Some(Script { answers: Answers::Batches(batches), ends, .. }) => {
