@@ -5,6 +5,7 @@ mod capture_reference;
 mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
+mod field_cases;
 mod house;
 mod hybrid_reference;
 mod index_reference;
