@@ -82,6 +82,9 @@ pub struct RecordedRank {
     pub holes: u64,
 }
 
+/// How often what was written is handed to the system, so that a process that dies loses little.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+
 /// Records until a limit, Ctrl-C or SIGTERM; then the file is complete.
 ///
 /// # Errors
@@ -96,7 +99,7 @@ pub async fn record(recording: Recording) -> Result<Recorded> {
     // A few: the file is faster than the sockets, and while it is not, TCP holds the publishers back.
     let (sender, mut arrivals) = mpsc::channel(256);
     let mut ranks = Ranks::connect(plans, with_history, RecordSink { clock, sender })?;
-    let mut flush = interval(Duration::from_secs(5));
+    let mut flush = interval(FLUSH_EVERY);
     flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let stop = stop_asked(limits.time);
     tokio::pin!(stop);
@@ -211,7 +214,7 @@ impl Ranks {
             }
             StreamEvent::Message(frames) => {
                 rank.count(&frames);
-                tape.message(CaptureLine { at, rank: dp_rank, body: LineBody::Pub { frames } })?;
+                tape.write(CaptureLine { at, rank: dp_rank, body: LineBody::Pub { frames } })?;
             }
             StreamEvent::ReplayAsked { .. } => {
                 let frames = replay_request(EventSeq::ZERO).to_vec();
@@ -292,8 +295,9 @@ impl Waiting {
     /// Lines likewise.
     const MAX_LINES: usize = 100_000;
 
-    fn is_full(&self) -> bool {
-        self.bytes > Self::MAX_BYTES || self.lines.len() > Self::MAX_LINES
+    /// Whether there is nothing to wait for any more.
+    fn is_complete(&self) -> bool {
+        self.header.block_size.is_some() || self.bytes > Self::MAX_BYTES || self.lines.len() > Self::MAX_LINES
     }
 }
 
@@ -309,26 +313,15 @@ impl Tape {
         Ok(Self::Waiting(Waiting { path, header, lines: Vec::new(), bytes: 0 }))
     }
 
-    /// Writes a live message, which may tell the block size.
-    fn message(&mut self, line: CaptureLine) -> Result<()> {
-        let told = match (&mut *self, &line.body) {
-            (Self::Waiting(waiting), LineBody::Pub { frames }) => {
-                waiting.header.block_size = block_size_in(frames);
-                waiting.header.block_size.is_some()
-            }
-            _ => false,
-        };
-        self.write(line)?;
-        if told { self.start() } else { Ok(()) }
-    }
-
+    /// Writes a line, or lets it wait.
     fn write(&mut self, line: CaptureLine) -> Result<()> {
         match self {
             Self::Writing(writer) => Ok(writer.write(&line)?),
             Self::Waiting(waiting) => {
+                waiting.header.block_size = block_size_in(&line);
                 waiting.bytes += line.frame_bytes();
                 waiting.lines.push(line);
-                if waiting.is_full() { self.start() } else { Ok(()) }
+                if waiting.is_complete() { self.start() } else { Ok(()) }
             }
         }
     }
@@ -364,10 +357,11 @@ impl Tape {
     }
 }
 
-/// The block size that the first stored block of a message names.
-fn block_size_in(frames: &[Bytes]) -> Option<u32> {
-    let message = parse_live(frames).ok()?;
-    let batch = decode_batch(&message.payload, &EventLimits::default()).ok()?;
+/// The block size that the first stored block of a message names, live or replayed.
+fn block_size_in(line: &CaptureLine) -> Option<u32> {
+    let (LineBody::Pub { frames } | LineBody::Replay { frames, .. }) = &line.body else { return None };
+    // A request's last frame is a number, and an end mark's is empty: neither is a batch.
+    let batch = decode_batch(frames.last()?, &EventLimits::default()).ok()?;
     batch.events.iter().find_map(|event| match event {
         KvEvent::Stored(stored) => Some(stored.block_size).filter(|&size| size > 0),
         _ => None,
