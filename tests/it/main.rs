@@ -3,6 +3,8 @@
 mod capture_format;
 mod capture_reference;
 mod captures;
+#[cfg(feature = "io")]
+mod cli;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod field_cases;
