@@ -9,4 +9,6 @@ pub mod index;
 pub mod indexer;
 pub mod load;
 pub mod routing;
+#[cfg(feature = "io")]
+pub mod service;
 pub mod trust;
