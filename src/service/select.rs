@@ -605,7 +605,6 @@ pub(super) async fn potential_loads<C: Control>(
                 overlap,
                 load: known,
                 trust: rank.status.trust(),
-                new_blocks: request.full_blocks(),
                 ..Candidate::new(rank.plan.rank.clone(), rank.plan.local)
             };
             let terms = Terms::of(&policy, &request, None, &candidate);
@@ -614,7 +613,10 @@ pub(super) async fn potential_loads<C: Control>(
                 worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
                 dp_rank: rank.plan.rank.dp_rank.0,
                 potential_prefill_tokens: load.active_prefill_tokens().map(|active| active + added),
-                potential_decode_blocks: terms.potential_decode_blocks,
+                // Unlike `/select`, this route leaves a partial last block out, as Dynamo's does.
+                potential_decode_blocks: load
+                    .decode_blocks()
+                    .map(|active| active.ceil() as u64 + request.full_blocks()),
                 active_requests: match &load {
                     RankLoadView::Known { running, .. } => *running,
                     RankLoadView::Unknown(_) => None,

@@ -5,6 +5,8 @@ mod capture_reference;
 mod captures;
 mod dynamo_costs;
 mod dynamo_hashes;
+#[cfg(feature = "io")]
+mod http;
 mod index_reference;
 mod routing_properties;
 mod wire;
