@@ -63,6 +63,8 @@ pub mod ingest;
 pub mod load;
 pub mod pump;
 pub mod routing;
+#[cfg(feature = "io")]
+pub mod service;
 pub mod trust;
 
 /// Compiles and runs the README's example.

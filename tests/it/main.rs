@@ -9,6 +9,8 @@ mod dynamo_costs;
 mod dynamo_hashes;
 mod field_cases;
 mod house;
+#[cfg(feature = "io")]
+mod http;
 mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
