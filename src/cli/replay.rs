@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use rankwise::block::{Announcements, Tier};
-use rankwise::capture::{CheckReport, CheckRun, ExceptionBook, Exceptions, Feed, Outcome, Truth, check, stem};
+use rankwise::capture::{
+    CheckReport, CheckRun, ExceptionBook, Exceptions, Feed, Outcome, Truth, check, stem,
+};
 use rankwise::events::order::OnLoss;
 use rankwise::indexer::Config;
 use serde::Serialize;
@@ -94,7 +96,11 @@ impl Args {
         }
         drop(loading);
         let run = CheckRun::new(reports);
-        if self.json { print_json(&run)? } else { print_text(check_table(&run))? }
+        if self.json {
+            print_json(&run)?
+        } else {
+            print_text(check_table(&run))?
+        }
         Ok(Verdict::of(run.ok))
     }
 
@@ -107,7 +113,11 @@ impl Args {
         }
         drop(loading);
         let run = PlainRun { captures: reports };
-        if self.json { print_json(&run)? } else { print_text(plain_table(&run))? }
+        if self.json {
+            print_json(&run)?
+        } else {
+            print_text(plain_table(&run))?
+        }
         Ok(Verdict::Ok)
     }
 

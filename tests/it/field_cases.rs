@@ -12,12 +12,12 @@
 mod declare;
 mod expect;
 mod history;
+mod more;
 mod query;
 mod reading;
 mod score;
 mod stage;
 mod stream;
-#[cfg(test)]
 mod tests;
 
 use std::fmt;

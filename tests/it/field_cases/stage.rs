@@ -230,7 +230,9 @@ impl Stage {
         self.links.remove(&rank);
         self.requests.retain(|asked| asked.source != source);
         let publisher = self.publisher(&rank);
-        *publisher = Publisher { up: publisher.up, restarts: publisher.restarts, ..Publisher::default() };
+        // Whoever is declared in its place is another publisher, and is met for the first time.
+        publisher.sent.clear();
+        publisher.met = false;
         Ok(())
     }
 
