@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What takes longer than a change should wait: fuzzing, and the property tests with many more cases. Not in
-# CI; run it before a release and report its summary.
+# What takes longer than a change should wait: the oldest compiler, fuzzing, and the property tests with many
+# more cases. Not in CI; run it before a release and report its summary.
 #
 #   scripts/test-long.sh [MINUTES]   how long to go on, 30 unless told; the builds come on top
 #
@@ -35,6 +35,18 @@ note() {
     esac
     summary+=("$(printf '%-28s %-22s %6d s   %s' "$1" "$outcome" "$3" "$4")")
 }
+
+# === the oldest compiler that Cargo.toml promises ===
+
+oldest="$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)"
+if rustup run "$oldest" rustc --version >/dev/null 2>&1; then
+    printf '\n=== check with Rust %s\n' "$oldest"
+    started=$SECONDS status=0
+    rustup run "$oldest" cargo check --locked --target-dir "$target/oldest" || status=$?
+    note "Rust $oldest" "$status" $((SECONDS - started)) "cargo check"
+else
+    summary+=("Rust $oldest: not checked (rustup toolchain install $oldest --profile minimal)")
+fi
 
 # === fuzzing ===
 

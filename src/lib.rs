@@ -24,6 +24,8 @@
 //!
 //! In the order in which bytes meet it:
 //!
+//! - `ingest` (feature `io`): the ZMQ sockets, one supervised task per rank, and requests for history.
+//! - [`pump`]: the indexing thread and its bounded queue, for drivers that want one.
 //! - [`events`]: frames to typed events, and the order of each rank's stream: gaps, history, restarts.
 //! - [`index`]: the prefix radix tree, who holds which block on which tier.
 //! - [`indexer`]: the one door, from inputs to the index and out as actions.
@@ -36,8 +38,9 @@
 //! # What is not in here
 //!
 //! - `events`, `index`, `fleet` and `load` do not know each other; [`indexer`] and [`routing`] join them.
-//! - None of the modules above opens a socket, reads a clock, starts a thread or holds global state; without
-//!   the default feature `io` the crate builds without tokio and without zeromq.
+//! - None of these modules but `ingest` opens a socket, none but [`pump`] starts a thread, and none holds
+//!   global state. Time is always an argument. Without the default feature `io` the crate builds without
+//!   tokio and without zeromq.
 //! - Inner types are not serialisable. What crosses a boundary has its own shape there, so that the inside
 //!   can change.
 //! - There is no `unsafe`, and no function recurses over what a peer sends.
@@ -60,6 +63,8 @@ pub mod ingest;
 pub mod load;
 pub mod pump;
 pub mod routing;
+#[cfg(feature = "io")]
+pub mod service;
 pub mod trust;
 
 /// Compiles and runs the README's example.

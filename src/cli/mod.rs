@@ -3,14 +3,18 @@
 //! Every command is a module with its arguments (`Args`) and what it does (`Args::run`); adding one is a
 //! module, a variant of [`Command`] and a line in each of its matches.
 
+mod capture;
 mod inputs;
 mod output;
+mod publish;
+mod recording;
 mod replay;
+mod republish;
 mod throughput;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -27,10 +31,12 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The commands.
+/// The commands. What each is for stands at its arguments, where clap finds it.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Feed captures into an index, check them against the engines' truth, or publish them again
+    #[allow(missing_docs)]
+    Capture(Box<capture::Args>),
+    #[allow(missing_docs)]
     Replay(Box<replay::Args>),
 }
 
@@ -41,6 +47,7 @@ impl Command {
     /// Wrong usage or unreadable input, in words for the person at the terminal.
     pub fn run(self) -> Result<Verdict> {
         match self {
+            Self::Capture(args) => args.run(),
             Self::Replay(args) => args.run(),
         }
     }
@@ -49,7 +56,7 @@ impl Command {
     /// is for what went wrong.
     pub fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Replay(_) => LevelFilter::WARN,
+            Self::Capture(_) | Self::Replay(_) => LevelFilter::WARN,
         }
     }
 }
@@ -85,6 +92,32 @@ pub fn exit_code(ended: Result<Verdict>) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The runtime of the commands that open sockets. Two threads: one cannot starve the other's sockets, and
+/// more would only take cores from what is being measured beside us.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.context("cannot start the runtime")
+}
+
+/// Waits for Ctrl-C or SIGTERM.
+pub async fn asked_to_stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// Sends the log to stderr, from `default` up or as `RUST_LOG` says.

@@ -65,6 +65,18 @@ pub fn byte_bar(bytes: u64) -> ProgressBar {
     bar
 }
 
+/// A bar over `messages`, or a count where their number is not known; on stderr if that is a terminal.
+pub fn message_bar(messages: Option<u64>) -> ProgressBar {
+    let (bar, template) = match messages {
+        Some(count) => (ProgressBar::new(count), "{msg} [{bar:30}] {pos} of {len} messages {elapsed:>4}"),
+        None => (ProgressBar::new_spinner(), "{msg} {pos} messages, {per_sec}, {elapsed:>4}"),
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar
+}
+
 /// A number with its unit's prefix, as in `1.23 M`.
 pub fn short(number: f64) -> String {
     match number.abs() {

@@ -12,10 +12,10 @@ use rankwise::events::order::OnLoss;
 use rankwise::indexer::Config;
 use serde::Serialize;
 
-use super::Verdict;
 use super::inputs::{Loading, captures};
 use super::output::{print_json, print_text, short, table};
 use super::throughput::{Stopwatch, Throughput};
+use super::{Verdict, republish};
 
 /// Feed captures into an index, check them against the engines' truth, or publish them again
 ///
@@ -29,35 +29,43 @@ Examples:
       what each rank holds in the end, and how fast it went in
   rankwise replay --check --json fixtures/captures/*
       compare every rank's contents and every probe with what the engines themselves held and found;
-      exit code 0 if all is equal, 1 if not")]
+      exit code 0 if all is equal, 1 if not
+  rankwise replay --publish --base-port 5557 --replay-base-port 5657 --speed 4 run.kvcap
+      be the engine: rank N publishes on port 5557+N and answers replays on port 5657+N")]
 pub struct Args {
     /// Captures, and directories with captures
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
     /// Compare with the truth beside each capture (STEM.truth.json or STEM.truth.json.gz)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "publish")]
     check: bool,
 
     /// Take the exceptions to the comparison from this file, not from check.json beside each capture
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "publish")]
     expect: Option<PathBuf>,
 
-    /// Print JSON
+    /// Print JSON; with --publish, a line with the endpoints at once and a line with the count at the end
     #[arg(long)]
     json: bool,
 
     /// Whether a block that is announced twice is there twice; by default what the exceptions say, else counted
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, value_name = "HOW", conflicts_with = "publish")]
     announcements: Option<AnnouncementsArg>,
 
     /// What becomes of the blocks from before a hole that cannot be filled
-    #[arg(long, value_name = "WHAT", default_value = "keep")]
+    #[arg(long, value_name = "WHAT", default_value = "keep", conflicts_with = "publish")]
     on_loss: OnLossArg,
 
     /// Feed each capture so often, each time into a fresh index, and report the median throughput
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long, value_name = "N", default_value = "1", conflicts_with = "publish",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     repeat: u32,
+
+    #[command(flatten)]
+    publish: republish::Args,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -83,6 +91,9 @@ impl Args {
     /// Input that is missing or cannot be read.
     pub fn run(self) -> Result<Verdict> {
         let captures = captures(&self.paths)?;
+        if self.publish.wanted() {
+            return self.publish.run(&captures, self.json);
+        }
         if self.check { self.run_check(&captures) } else { self.run_plain(&captures) }
     }
 

@@ -83,6 +83,7 @@ pub enum PublishError {
 #[derive(Debug)]
 pub struct Publisher {
     commands: mpsc::Sender<Command>,
+    topic: Bytes,
     history: Arc<History>,
     events_endpoint: String,
     replay_endpoint: Option<String>,
@@ -118,14 +119,16 @@ impl Publisher {
         let (commands, receiver) = mpsc::channel(QUEUE);
         let (counted, subscriptions) = watch::channel(0);
         let events = EventsSocket { socket, monitor, peers: VecDeque::new(), subscriptions: counted };
-        let events_task = tokio::spawn(run_events(events, topic.clone(), receiver));
+        let events_task = tokio::spawn(run_events(events, receiver));
         let (replay_endpoint, replay_task) = replay.map_or((None, None), |(router, bound)| {
             let (close, closed) = oneshot::channel();
-            let answers = Answers { history: Arc::clone(&history), topic, framing: config.framing };
+            let answers =
+                Answers { history: Arc::clone(&history), topic: topic.clone(), framing: config.framing };
             (Some(bound), Some((tokio::spawn(run_replays(router, answers, closed)), close)))
         });
         Ok(Self {
             commands,
+            topic,
             history,
             events_endpoint: bound_events,
             replay_endpoint,
@@ -153,7 +156,23 @@ impl Publisher {
     /// The publisher's task has ended.
     pub async fn publish(&self, seq: EventSeq, payload: Bytes) -> Result<(), PublishError> {
         self.history.insert(seq, payload.clone());
-        self.commands.send(Command::Publish(seq, payload)).await.map_err(|_| PublishError::Closed)
+        self.send(numbered(Some(self.topic.clone()), seq, payload)).await
+    }
+
+    /// Publishes frames as they are, whatever they say; nothing is kept for replays, see
+    /// [`Publisher::remember`]. Waits as [`Publisher::publish`] does. No frames are no message.
+    ///
+    /// # Errors
+    /// The publisher's task has ended.
+    pub async fn publish_frames(&self, frames: Vec<Bytes>) -> Result<(), PublishError> {
+        match ZmqMessage::try_from(frames) {
+            Ok(message) => self.send(message).await,
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn send(&self, message: ZmqMessage) -> Result<(), PublishError> {
+        self.commands.send(Command::Publish(message)).await.map_err(|_| PublishError::Closed)
     }
 
     /// Keeps a batch for replays without publishing it, as an engine's subscriber sees a lost message.
@@ -208,7 +227,7 @@ impl Drop for Publisher {
 
 #[derive(Debug)]
 enum Command {
-    Publish(EventSeq, Bytes),
+    Publish(ZmqMessage),
     Close(oneshot::Sender<()>),
 }
 
@@ -303,16 +322,15 @@ impl Drop for EventsSocket {
 
 /// Publishes what is asked for, in order. Between messages the socket is read, or it would notice neither
 /// subscriptions nor who has left.
-async fn run_events(mut events: EventsSocket, topic: Bytes, mut commands: mpsc::Receiver<Command>) {
+async fn run_events(mut events: EventsSocket, mut commands: mpsc::Receiver<Command>) {
     loop {
         tokio::select! {
             biased;
             event = events.monitor.next() => events.note_peer(event),
             received = events.socket.recv() => events.note_subscription(received),
             command = commands.recv() => match command {
-                Some(Command::Publish(seq, payload)) => {
-                    let frames = numbered(Some(topic.clone()), seq, payload);
-                    if let Err(error) = events.socket.send(frames).await {
+                Some(Command::Publish(message)) => {
+                    if let Err(error) = events.socket.send(message).await {
                         tracing::debug!(%error, "a subscriber did not get a message");
                     }
                 }

@@ -259,19 +259,13 @@ const ABSENCES: &[Absence] = &[
         absent_from: PURE,
         because: "the pure half opens no socket",
     },
+    Absence { words: &["Instant", "SystemTime"], absent_from: PURE, because: "time comes in as an argument" },
     Absence {
-        words: &["Instant", "SystemTime", "thread"],
+        words: &["thread", "crossbeam_channel"],
         absent_from: &[
             "ids", "block", "trust", "events", "index", "fleet", "load", "indexer", "routing", "capture",
         ],
-        because: "time comes in as an argument and threads belong to the driver",
-    },
-    Absence {
-        words: &["crossbeam_channel"],
-        absent_from: &[
-            "ids", "block", "trust", "events", "index", "fleet", "load", "indexer", "routing", "capture",
-        ],
-        because: "only the pump and the shells hand batches over",
+        because: "of the pure half only the pump has a thread and a queue",
     },
     Absence {
         words: &["Serialize"],

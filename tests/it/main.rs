@@ -3,14 +3,20 @@
 mod capture_format;
 mod capture_reference;
 mod captures;
+#[cfg(feature = "io")]
+mod cli;
 mod dynamo_costs;
 mod dynamo_hashes;
 mod field_cases;
 mod house;
+#[cfg(feature = "io")]
+mod http;
 mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
+#[cfg(feature = "io")]
+mod live;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;

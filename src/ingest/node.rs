@@ -7,10 +7,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use super::{Clock, DriverConfig, drive, prepare};
 use crate::fleet::{Change, DeclareError, WorkerSpec};
 use crate::ids::{Moment, RankKey, WorkerId};
 use crate::indexer::{Action, Config, Indexer, View};
-use crate::ingest::{Clock, DriverConfig, drive, prepare};
 use crate::pump::{self, Gone, PumpSender};
 
 /// Settings of a node.
@@ -52,8 +52,11 @@ impl Node {
         let (indexer, view) = Indexer::new(config.indexer);
         let (surroundings, parts) = prepare(clock, config.driver);
         let (pump, thread) = pump::start(indexer, surroundings)?;
-        let runtime =
-            Builder::new_multi_thread().worker_threads(1).thread_name("rankwise-ingest").enable_all().build()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("rankwise-ingest")
+            .enable_all()
+            .build()?;
         let driver = runtime.spawn(drive(runtime.handle().clone(), pump.clone(), parts)).abort_handle();
         let control = NodeControl { pump, clock };
         Ok(Self { control, view, driver, thread: Some(thread), runtime: Some(runtime) })
