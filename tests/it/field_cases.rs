@@ -12,6 +12,8 @@
 mod declare;
 mod expect;
 mod history;
+#[cfg(feature = "io")]
+mod http;
 mod more;
 mod query;
 mod reading;

@@ -125,7 +125,11 @@ impl Stage {
             "expect_connection" => self.expect_connection(step),
             "expect_status" => self.expect_status(step),
             "expect_workers" => self.expect_workers(step),
-            // No service and no admission by answer yet: `dispatch_rejected`, `expect_metrics`, `http`.
+            #[cfg(feature = "io")]
+            "http" => self.http(step),
+            #[cfg(feature = "io")]
+            "expect_metrics" => self.expect_metrics(step),
+            // Nothing in the product hears of a rejected dispatch yet: `dispatch_rejected`.
             other => not_runnable(other),
         }
     }
