@@ -153,7 +153,11 @@ impl Replay {
     async fn start(listed: Differs) -> Self {
         let rows = listed.iter().flat_map(|(status, rows, why)| rows.iter().map(|n| (*n, (*status, *why))));
         let differs: BTreeMap<_, _> = rows.collect();
-        assert_eq!(differs.len(), listed.iter().map(|(_, rows, _)| rows.len()).sum::<usize>(), "listed twice");
+        assert_eq!(
+            differs.len(),
+            listed.iter().map(|(_, rows, _)| rows.len()).sum::<usize>(),
+            "listed twice"
+        );
         Self { service: service().await, differs, failures: Vec::new(), equal: 0, skipped: 0 }
     }
 
@@ -266,8 +270,12 @@ impl Replay {
         let workers = self.service.get("/workers").await.expect(200);
         for worker in workers.as_array().unwrap() {
             let idle = json!({ "decode_blocks": 0, "prefill_tokens": 0, "num_running_reqs": 0 });
-            let ranks: Map<_, _> =
-                worker["listeners"].as_object().unwrap().keys().map(|rank| (rank.clone(), idle.clone())).collect();
+            let ranks: Map<_, _> = worker["listeners"]
+                .as_object()
+                .unwrap()
+                .keys()
+                .map(|rank| (rank.clone(), idle.clone()))
+                .collect();
             let report = json!({ "worker_id": worker["worker_id"], "ranks": ranks });
             self.service.post("/loads", report).await.expect(200);
         }
@@ -386,10 +394,17 @@ fn bin_payload(payload: &Value) -> Vec<u8> {
     let text = |value: &Value| value.to_string();
     let event = &payload[1][0];
     let hash = unhex(event[1][0].as_str().unwrap());
-    let marked = json!([payload[0], [[event[0], ["HASH"], event[2], event[3], event[4], event[5], event[6]]], payload[2]]);
+    let marked = json!([
+        payload[0],
+        [[event[0], ["HASH"], event[2], event[3], event[4], event[5], event[6]]],
+        payload[2]
+    ]);
     let packed = pack(&marked);
     let mark = b"\xa4HASH";
-    let at = packed.windows(mark.len()).position(|window| window == mark).unwrap_or_else(|| panic!("{}", text(payload)));
+    let at = packed
+        .windows(mark.len())
+        .position(|window| window == mark)
+        .unwrap_or_else(|| panic!("{}", text(payload)));
     let mut bytes = packed[..at].to_vec();
     bytes.extend([0xc4, hash.len() as u8]);
     bytes.extend(hash);
