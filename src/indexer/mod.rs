@@ -41,6 +41,9 @@ pub struct Config {
     /// A replay that brings nothing for this long has failed. Busy engines answer between steps, which may
     /// take seconds.
     pub replay_timeout: Duration,
+    /// A request that found no turn for this long has failed: a thousand ranks that start at once, four at a
+    /// time and a fifth of a second each, take less.
+    pub queue_timeout: Duration,
     /// Requests in a row without progress before a hole is declared lost.
     pub max_replay_attempts: u32,
     /// A declared rank that is not heard for this long is silent.
@@ -57,6 +60,7 @@ impl Default for Config {
             max_held_batches: 10_000,
             max_held_bytes: 64 << 20,
             replay_timeout: Duration::from_secs(5),
+            queue_timeout: Duration::from_secs(60),
             max_replay_attempts: 5,
             silence_grace: Duration::from_secs(30),
             load: LoadConfig::default(),
@@ -90,6 +94,13 @@ pub enum Input<'a> {
         /// As received.
         frames: &'a [Bytes],
     },
+    /// A request for history had its turn and was sent: only now can its answers be late.
+    ReplayAsked {
+        /// Whose.
+        source: SourceId,
+        /// The request.
+        request: ReplayId,
+    },
     /// One answer to a request for history.
     Replay {
         /// Whose.
@@ -117,6 +128,7 @@ impl Input<'_> {
             | Self::Disconnected { source }
             | Self::Refused { source }
             | Self::Frames { source, .. }
+            | Self::ReplayAsked { source, .. }
             | Self::Replay { source, .. }
             | Self::ReplayFailed { source, .. } => Some(source),
             Self::Tick => None,
@@ -323,6 +335,7 @@ impl Indexer {
             max_held_batches: self.config.max_held_batches,
             max_held_bytes: self.config.max_held_bytes,
             replay_timeout: self.config.replay_timeout,
+            queue_timeout: self.config.queue_timeout,
             max_replay_attempts: self.config.max_replay_attempts,
             silence_grace: self.config.silence_grace,
         };
@@ -458,6 +471,7 @@ impl Stream {
             Input::Disconnected { .. } => self.on_disconnected(now, steps),
             Input::Refused { .. } => self.on_refused(now, steps),
             Input::Frames { frames, .. } => self.on_frames(now, frames, steps),
+            Input::ReplayAsked { request, .. } => self.sequencer.on_replay_asked(now, request),
             Input::Replay { request, frames, .. } => self.on_replay(now, request, frames, steps),
             Input::ReplayFailed { request, .. } => self.sequencer.on_replay_failed(now, request, steps),
             Input::Tick => self.sequencer.on_tick(now, steps),

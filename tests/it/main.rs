@@ -3,10 +3,28 @@
 mod capture_format;
 mod capture_reference;
 mod captures;
+#[cfg(feature = "io")]
+mod cli;
 mod dynamo_costs;
 mod dynamo_hashes;
+mod field_cases;
+mod house;
 #[cfg(feature = "io")]
 mod http;
+mod hybrid_reference;
 mod index_reference;
+#[cfg(feature = "io")]
+mod interop;
+#[cfg(feature = "io")]
+mod live;
+mod order_sim;
+#[cfg(feature = "io")]
+mod peer;
+#[cfg(feature = "io")]
+mod recorder;
 mod routing_properties;
+#[cfg(feature = "io")]
+mod sockets;
 mod wire;
+#[cfg(feature = "io")]
+mod zmtp;

@@ -6,8 +6,9 @@
 //! [`Trust::Live`](crate::trust::Trust::Live) is said only while nothing is known to be missing.
 //!
 //! What it cannot see: a publisher that restarts, loses its connection to us, and whose first batch that we
-//! hear carries by chance exactly the number that we expect. With a replay endpoint the probe finds it;
-//! without one nothing on the wire does, unless the endpoint refused connections in between.
+//! hear carries by chance exactly the number that we expect. With a replay endpoint the probe finds it, or
+//! the view is partial where the probe is not answered; without one nothing on the wire does, unless the
+//! endpoint refused connections in between or the batch is older than ours.
 
 mod fingerprint;
 mod held;
@@ -114,8 +115,11 @@ pub struct SequencerConfig {
     pub max_held_batches: usize,
     /// Bytes of payload held, likewise.
     pub max_held_bytes: usize,
-    /// A replay that brings nothing for this long has failed.
+    /// A replay that brings nothing for this long after it was sent has failed.
     pub replay_timeout: Duration,
+    /// A request that was not sent for this long has failed. Requests take turns when many ranks ask at
+    /// once, and waiting for a turn is not the publisher's silence.
+    pub queue_timeout: Duration,
     /// Requests in a row that may fail or bring nothing new before the hole is declared lost. At least one
     /// is made.
     pub max_replay_attempts: u32,

@@ -16,8 +16,6 @@ pub(super) struct Repair {
     pub(super) answered: bool,
     /// The present request has brought something new.
     pub(super) progress: bool,
-    /// The present answer has a hole; what follows is of no use, it will be sent again.
-    pub(super) holed: bool,
 }
 
 /// From where history is asked.
@@ -43,15 +41,7 @@ pub(super) enum Stage {
 
 impl Repair {
     pub(super) fn new(wanted: Wanted, gap_counted: bool) -> Self {
-        Self {
-            wanted,
-            stage: Stage::Idle,
-            fruitless: 0,
-            gap_counted,
-            answered: false,
-            progress: false,
-            holed: false,
-        }
+        Self { wanted, stage: Stage::Idle, fruitless: 0, gap_counted, answered: false, progress: false }
     }
 
     /// A new request goes out.
@@ -59,15 +49,19 @@ impl Repair {
         self.stage = Stage::Asked { request, deadline };
         self.answered = false;
         self.progress = false;
-        self.holed = false;
+    }
+
+    /// The present request left; its answers are due by this deadline.
+    pub(super) fn sent(&mut self, due: Moment) {
+        if let Stage::Asked { deadline, .. } = &mut self.stage {
+            *deadline = due;
+        }
     }
 
     /// The present request brought something new.
     pub(super) fn progressed(&mut self, new_deadline: Moment) {
         self.progress = true;
-        if let Stage::Asked { deadline, .. } = &mut self.stage {
-            *deadline = new_deadline;
-        }
+        self.sent(new_deadline);
     }
 
     /// No request is out any more.

@@ -169,6 +169,14 @@ impl Sequencer {
         }
     }
 
+    /// The request had its turn and was sent: from now on its answers can be late. A driver that sends at once
+    /// may leave this out, and waits [`SequencerConfig::queue_timeout`] for an answer instead.
+    pub fn on_replay_asked(&mut self, now: Moment, request: ReplayId) {
+        if let Some(repair) = self.repair.as_mut().filter(|repair| repair.request() == Some(request)) {
+            repair.sent(now + self.config.replay_timeout);
+        }
+    }
+
     /// A batch came in answer to a request.
     pub fn on_replay_batch(
         &mut self,
@@ -229,7 +237,7 @@ impl Sequencer {
             return;
         };
         self.counters.replays_failed += 1;
-        let until = repair.deadline().unwrap_or(now);
+        let until = repair.deadline().unwrap_or(now).min(now + self.config.replay_timeout);
         repair.stage = Stage::Resting { until };
         if self.watermark.is_some() {
             repair.wanted = Wanted::Probe;

@@ -38,6 +38,7 @@ fn config(has_replay: bool) -> SequencerConfig {
         max_held_batches: 8,
         max_held_bytes: 1_000,
         replay_timeout: TIMEOUT,
+        queue_timeout: TIMEOUT,
         max_replay_attempts: 3,
         silence_grace: Duration::from_secs(10),
     }
@@ -501,6 +502,31 @@ fn e4_a_dropped_number_that_cannot_be_had() {
     assert_eq!((rig.trust(), rig.counters().lost_batches), (Trust::Live, 0), "it came after all");
 }
 
+/// E4: a history that breaks off and is not answered again leaves doubt until the next number.
+#[test]
+fn e4_history_that_breaks_off() {
+    let broken_off = || {
+        let mut rig = Rig::with(config(true));
+        rig.connect();
+        rig.replay(0);
+        (0..4).for_each(|_| drop(rig.pass(TIMEOUT)));
+        assert_eq!(rig.trust(), Trust::Partial(Overcredit));
+        rig
+    };
+    let mut rig = broken_off();
+    assert_eq!((rig.live(1), rig.trust()), (vec![Apply(1)], Trust::Live));
+    let mut rig = broken_off();
+    assert_eq!((rig.live(2), rig.trust()), (vec![Ask(1)], Trust::Repairing));
+
+    // A number that was dropped is known to be missing, though nothing before it was credited.
+    let mut rig = Rig::with(SequencerConfig { max_held_batches: 1, ..config(true) });
+    rig.connect();
+    rig.live(3);
+    rig.live(4);
+    (0..3).for_each(|_| drop(rig.pass(TIMEOUT)));
+    assert_eq!((rig.stream.watermark(), rig.trust()), (Some(EventSeq(3)), Trust::Partial(Overcredit)));
+}
+
 /// E3: a request that fails at once is not repeated at once, and compares the process again.
 #[test]
 fn e3_a_failing_endpoint_is_not_hammered() {
@@ -602,6 +628,20 @@ fn e5_c07_after_a_lost_connection() {
     let forgotten = rig.arrive(0);
     assert_eq!(forgotten, (Arrival::Restarted(RestartRule::Reconnected), vec![Clear, Apply(0)]));
     assert_eq!((rig.trust(), rig.counters().gaps), (Trust::Live, 0));
+}
+
+/// E5: the batches of a dead process are no batches that we had.
+#[test]
+fn e5_a_new_process_is_remembered_afresh() {
+    let mut rig = Rig::plain();
+    (0..6).for_each(|seq| drop(rig.live(seq)));
+    rig.life = 2;
+    (0..4).for_each(|seq| drop(rig.live(seq)));
+    rig.disconnect();
+    rig.connect();
+    (0..4).for_each(|seq| assert_eq!(rig.arrive(seq).0, Arrival::Duplicate));
+    rig.life = 1;
+    assert_eq!(rig.arrive(3).0, Arrival::Restarted(RestartRule::Reconnected));
 }
 
 /// E5: once a batch was applied after the reconnect, only newer batches restart again.
@@ -772,7 +812,7 @@ fn e4_a_probe_without_an_answer() {
     assert_eq!(rig.pass(TIMEOUT), [Cancel]);
     assert_eq!(rig.trust(), Trust::Partial(Overcredit));
     assert_eq!(rig.live(4), [Apply(4)]);
-    assert_eq!(rig.trust(), Trust::Live, "goes on where it was");
+    assert_eq!(rig.trust(), Trust::Partial(Overcredit), "a new process may have come as far");
 
     let mut rig = unanswered();
     rig.pass(TIMEOUT);
@@ -784,7 +824,7 @@ fn e4_a_probe_without_an_answer() {
     let mut rig = unanswered();
     rig.live(4);
     assert_eq!(rig.pass(TIMEOUT), [Cancel, Apply(4)]);
-    assert_eq!(rig.trust(), Trust::Live);
+    assert_eq!(rig.trust(), Trust::Partial(Overcredit));
 
     let mut rig = unanswered();
     rig.live(6);

@@ -27,7 +27,7 @@ impl Sequencer {
     }
 
     pub(super) fn ask(&mut self, now: Moment, out: &mut Vec<Step>) {
-        let deadline = now + self.config.replay_timeout;
+        let deadline = now + self.config.queue_timeout;
         let missing = EventSeq(self.expected());
         let Some(repair) = &mut self.repair else { return };
         let request = ReplayId(self.next_request);
@@ -69,31 +69,24 @@ impl Sequencer {
 
     /// One batch of a replay. A first answer above the expected number means that what lies before it has
     /// left the publisher's buffer (or never entered it): asking again would bring the same. A hole behind
-    /// the first answer may be the replay's own loss and is asked for again at its end.
+    /// the first answer may be the replay's own loss: what follows is left, and comes again when the hole
+    /// is asked for at the end of this answer.
     pub(super) fn history_answered(&mut self, now: Moment, arrived: Arrived, out: &mut Vec<Step>) {
         if self.contradicts_held(&arrived) {
             self.drop_held();
             self.begin_process(RestartRule::Probed, out);
             return self.start_repair(now, Wanted::Missing, false, out);
         }
-        let expected = self.expected();
         let Some(repair) = &mut self.repair else { return };
         let first = !std::mem::replace(&mut repair.answered, true);
-        if repair.holed {
-            return;
-        }
-        let seq = arrived.batch.seq.0;
-        if seq < expected {
-            self.counters.duplicate_batches += 1;
-            return;
-        }
-        if seq == expected {
-            self.apply_next(arrived, out);
-        } else if first {
-            self.bridge_to(arrived, out);
-        } else {
-            repair.holed = true;
-            return;
+        match arrived.batch.seq.0.cmp(&self.expected()) {
+            Ordering::Less => {
+                self.counters.duplicate_batches += 1;
+                return;
+            }
+            Ordering::Equal => self.apply_next(arrived, out),
+            Ordering::Greater if first => self.bridge_to(arrived, out),
+            Ordering::Greater => return,
         }
         self.drain(out);
         self.progressed(now, out);
@@ -157,11 +150,14 @@ impl Sequencer {
         }
     }
 
-    /// No attempt brought an answer. What is held goes on as on a stream without replay. Where nothing
-    /// is held there may or may not be something missing: in doubt until the next number tells.
+    /// No attempt brought an answer. What is held goes on as on a stream without replay, but behind a lost
+    /// connection even the expected number is undecidable. Where nothing is held there may or may not be
+    /// something missing: in doubt until the next number tells.
     pub(super) fn give_up(&mut self, out: &mut Vec<Step>) {
         self.counters.replays_given_up += 1;
         let nothing_follows = self.held.is_empty();
+        // A probe that nobody answered compared nothing.
+        self.continuity.suspect |= self.continuity.broken;
         while let Some(held) = self.held.pop_below(u64::MAX) {
             self.release(held, out);
         }

@@ -1,0 +1,127 @@
+//! The command line: arguments in, exit code out.
+//!
+//! Every command is a module with its arguments (`Args`) and what it does (`Args::run`); adding one is a
+//! module, a variant of [`Command`] and a line in each of its matches.
+
+mod capture;
+mod inputs;
+mod output;
+mod publish;
+mod recording;
+mod replay;
+mod republish;
+mod throughput;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+
+/// Tells a router which data-parallel rank already holds a request's KV-cache prefix.
+///
+/// Exit codes: 0 done, 1 the check failed, 2 wrong usage or unreadable input. Logs go to stderr; RUST_LOG
+/// says how much (RUST_LOG=rankwise=debug).
+#[derive(Debug, Parser)]
+#[command(name = "rankwise", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands. What each is for stands at its arguments, where clap finds it.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    #[allow(missing_docs)]
+    Capture(Box<capture::Args>),
+    #[allow(missing_docs)]
+    Replay(Box<replay::Args>),
+}
+
+impl Command {
+    /// Does it.
+    ///
+    /// # Errors
+    /// Wrong usage or unreadable input, in words for the person at the terminal.
+    pub fn run(self) -> Result<Verdict> {
+        match self {
+            Self::Capture(args) => args.run(),
+            Self::Replay(args) => args.run(),
+        }
+    }
+
+    /// How much is logged unless `RUST_LOG` says otherwise: a one-shot command answers on stdout, and its log
+    /// is for what went wrong.
+    pub fn log_level(&self) -> LevelFilter {
+        match self {
+            Self::Capture(_) | Self::Replay(_) => LevelFilter::WARN,
+        }
+    }
+}
+
+/// How a command ended that could do its work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Done, and what was checked is as it should be.
+    Ok,
+    /// What was checked is not as it should be.
+    Failed,
+}
+
+impl Verdict {
+    /// The verdict of a check.
+    pub fn of(ok: bool) -> Self {
+        if ok { Self::Ok } else { Self::Failed }
+    }
+}
+
+/// The process's exit code; an error is told on stderr.
+pub fn exit_code(ended: Result<Verdict>) -> ExitCode {
+    match ended {
+        Ok(Verdict::Ok) => ExitCode::SUCCESS,
+        Ok(Verdict::Failed) => ExitCode::from(1),
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not `eprintln`: a closed stderr must not turn 2 into a panic's 101.
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("rankwise: {}\n", output::error_line(&error)),
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The runtime of the commands that open sockets. Two threads: one cannot starve the other's sockets, and
+/// more would only take cores from what is being measured beside us.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.context("cannot start the runtime")
+}
+
+/// Waits for Ctrl-C or SIGTERM.
+pub async fn asked_to_stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}
+
+/// Sends the log to stderr, from `default` up or as `RUST_LOG` says.
+pub fn start_log(default: LevelFilter) {
+    let filter = EnvFilter::builder().with_default_directive(default.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

@@ -1,0 +1,239 @@
+//! Carries out what the indexer asks for: one subscriber per stream, one connection per request for history;
+//! and takes what they bring to the indexing thread, never more than there is room for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc};
+use tracing::{info, warn};
+
+use super::{
+    Closed, ReplayConfig, ReplayHandle, Sink, StreamEvent, SubscriberConfig, SubscriberHandle, spawn_replay,
+    spawn_subscriber,
+};
+use crate::events::order::ReplayId;
+use crate::ids::{Moment, SourceId};
+use crate::indexer::Action;
+use crate::pump::{PumpSender, Surroundings};
+
+/// Limits of what may wait for the indexing thread.
+#[derive(Clone, Debug)]
+pub struct DriverConfig {
+    /// Every stream's connection.
+    pub subscriber: SubscriberConfig,
+    /// Every request for history.
+    pub replay: ReplayConfig,
+    /// Credits of all streams together, in blocks as [`StreamEvent::weight`] counts them. A million blocks is
+    /// some 64 MB of messages and a second's work of the indexing thread.
+    pub credits: u32,
+    /// Credits of one stream. An eighth of all: one flood leaves the others room.
+    pub credits_per_stream: u32,
+}
+
+impl Default for DriverConfig {
+    fn default() -> Self {
+        Self {
+            subscriber: SubscriberConfig::default(),
+            // Whether an answer is late is for the stream's order to say, which gives up first and asks again.
+            replay: ReplayConfig { idle_timeout: Duration::from_secs(30), ..ReplayConfig::default() },
+            credits: 1 << 20,
+            credits_per_stream: 1 << 17,
+        }
+    }
+}
+
+/// What the pump needs from the outside when sockets drive it: the clock, and the way to the driver.
+#[derive(Debug)]
+pub struct LiveSurroundings {
+    clock: Clock,
+    actions: mpsc::UnboundedSender<Action>,
+    credits: Arc<Credits>,
+}
+
+impl Surroundings for LiveSurroundings {
+    fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    fn act(&mut self, action: Action) {
+        // The driver outlives the pump or everything ends; then nobody needs the action.
+        let _ = self.actions.send(action);
+    }
+
+    fn give_back(&mut self, source: SourceId, weight: u32) {
+        self.credits.give_back(source, weight);
+    }
+}
+
+/// Moments since the process's node was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    /// A clock that begins now.
+    pub fn start() -> Self {
+        Self { origin: Instant::now() }
+    }
+
+    /// The moment.
+    pub fn now(self) -> Moment {
+        Moment::from_micros(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Room for what waits: for all streams together and for each.
+#[derive(Debug)]
+struct Credits {
+    all: Semaphore,
+    all_size: u32,
+    per_stream: u32,
+    streams: Mutex<HashMap<SourceId, Arc<Semaphore>>>,
+}
+
+impl Credits {
+    fn new(config: &DriverConfig) -> Self {
+        Self {
+            all: Semaphore::new(config.credits as usize),
+            all_size: config.credits,
+            per_stream: config.credits_per_stream.min(config.credits),
+            streams: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// A message heavier than a stream's whole share takes the share: more could never be had.
+    fn weight(&self, event: &StreamEvent) -> u32 {
+        event.weight().min(self.per_stream).min(self.all_size)
+    }
+
+    fn stream(&self, source: SourceId) -> Arc<Semaphore> {
+        let mut streams = self.streams.lock();
+        let stream =
+            streams.entry(source).or_insert_with(|| Arc::new(Semaphore::new(self.per_stream as usize)));
+        Arc::clone(stream)
+    }
+
+    /// Waits for room in the stream's own share first, so that a flood queues behind itself.
+    async fn take(&self, source: SourceId, weight: u32) -> Result<(), Closed> {
+        let stream = self.stream(source);
+        stream.acquire_many(weight).await.map_err(|_| Closed)?.forget();
+        self.all.acquire_many(weight).await.map_err(|_| Closed)?.forget();
+        Ok(())
+    }
+
+    fn give_back(&self, source: SourceId, weight: u32) {
+        self.all.add_permits(weight as usize);
+        if let Some(stream) = self.streams.lock().get(&source) {
+            stream.add_permits(weight as usize);
+        }
+    }
+
+    fn forget(&self, source: SourceId) {
+        self.streams.lock().remove(&source);
+    }
+}
+
+/// The way from the sockets' tasks to the indexing thread.
+#[derive(Clone, Debug)]
+pub struct PumpSink {
+    pump: PumpSender,
+    credits: Arc<Credits>,
+}
+
+impl Sink for PumpSink {
+    async fn deliver(&self, source: SourceId, event: StreamEvent) -> Result<(), Closed> {
+        let weight = self.credits.weight(&event);
+        self.credits.take(source, weight).await?;
+        self.pump.deliver(source, event, weight).map_err(|_| Closed)
+    }
+}
+
+/// The two ends that a driver joins, made before the pump.
+#[derive(Debug)]
+pub struct DriverParts {
+    actions: mpsc::UnboundedReceiver<Action>,
+    credits: Arc<Credits>,
+    config: DriverConfig,
+}
+
+/// Makes what the pump needs, and what the driver needs once the pump runs.
+pub fn prepare(clock: Clock, config: DriverConfig) -> (LiveSurroundings, DriverParts) {
+    let credits = Arc::new(Credits::new(&config));
+    let (sender, actions) = mpsc::unbounded_channel();
+    let surroundings = LiveSurroundings { clock, actions: sender, credits: Arc::clone(&credits) };
+    (surroundings, DriverParts { actions, credits, config })
+}
+
+/// Runs until the pump has ended, or this future is dropped: then every connection is closed, and with the
+/// last way in gone the pump applies what is left and ends.
+pub async fn drive(handle: Handle, pump: PumpSender, parts: DriverParts) {
+    let DriverParts { mut actions, credits, config } = parts;
+    let sink = PumpSink { pump, credits: Arc::clone(&credits) };
+    let mut driver = Driver { handle, sink, config, subscribers: HashMap::new(), replays: HashMap::new() };
+    while let Some(action) = actions.recv().await {
+        driver.carry_out(action).await;
+    }
+}
+
+struct Driver {
+    handle: Handle,
+    sink: PumpSink,
+    config: DriverConfig,
+    subscribers: HashMap<SourceId, SubscriberHandle>,
+    replays: HashMap<(SourceId, ReplayId), ReplayHandle>,
+}
+
+impl Driver {
+    async fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Subscribe { source, rank, endpoint, topic } => {
+                let spawned = spawn_subscriber(
+                    &self.handle,
+                    source,
+                    endpoint.address(),
+                    endpoint.binds(),
+                    &topic,
+                    self.sink.clone(),
+                    self.config.subscriber.clone(),
+                );
+                match spawned {
+                    Ok(subscriber) => {
+                        info!(%rank, endpoint = endpoint.address(), "listening");
+                        self.subscribers.insert(source, subscriber);
+                    }
+                    Err(error) => warn!(%rank, %error, "cannot listen"),
+                }
+            }
+            Action::Unsubscribe { source } => {
+                self.subscribers.remove(&source);
+                self.replays.retain(|(of, _), _| *of != source);
+                self.sink.credits.forget(source);
+            }
+            Action::AskReplay { source, endpoint, request, from } => {
+                // Requests end by themselves; the ended ones are swept when a new one comes.
+                self.replays.retain(|_, replay| !replay.is_finished());
+                let sink = self.sink.clone();
+                let address = endpoint.address();
+                match spawn_replay(&self.handle, source, address, request, from, sink, &self.config.replay) {
+                    Ok(replay) => {
+                        self.replays.insert((source, request), replay);
+                    }
+                    Err(error) => warn!(endpoint = address, %error, "cannot ask for history"),
+                }
+            }
+            Action::CancelReplay { source, request } => {
+                self.replays.remove(&(source, request));
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("subscribers", &self.subscribers.len()).finish_non_exhaustive()
+    }
+}
