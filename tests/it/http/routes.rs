@@ -264,6 +264,9 @@ async fn queries_carry_images_and_keys() {
     assert_eq!(ask("mm", json!([])).await.expect(200)["scores"], json!({}));
     let keys = json!([[[image, 2]], [[image, -2]]]);
     assert_eq!(ask("extra_keys", keys).await.expect(200)["scores"], scores);
+    // As in events, the last bare text of the first block is the salt, whatever stands beside it.
+    let salted = json!([[[image, 2], "tenant-1"], [[image, -2]]]);
+    assert_eq!(ask("extra_keys", salted).await.expect(200)["scores"], json!({}));
     ask("extra_keys", json!([["0x123"]])).await.problem(400, Some("extra_keys[0]"));
     service.stop().await;
 }
