@@ -4,12 +4,15 @@
 //! module, a variant of [`Command`] and a line in each of its matches.
 
 mod capture;
+mod config;
 mod inputs;
 mod output;
 mod publish;
 mod recording;
 mod replay;
 mod republish;
+mod running;
+mod serve;
 mod throughput;
 
 use std::process::ExitCode;
@@ -38,6 +41,8 @@ pub enum Command {
     Capture(Box<capture::Args>),
     #[allow(missing_docs)]
     Replay(Box<replay::Args>),
+    #[allow(missing_docs)]
+    Serve(Box<serve::Args>),
 }
 
 impl Command {
@@ -49,6 +54,7 @@ impl Command {
         match self {
             Self::Capture(args) => args.run(),
             Self::Replay(args) => args.run(),
+            Self::Serve(args) => args.run(),
         }
     }
 
@@ -57,6 +63,7 @@ impl Command {
     pub fn log_level(&self) -> LevelFilter {
         match self {
             Self::Capture(_) | Self::Replay(_) => LevelFilter::WARN,
+            Self::Serve(_) => LevelFilter::INFO,
         }
     }
 }

@@ -137,6 +137,16 @@ impl NodeControl {
         self.ask(move |indexer, now, actions| indexer.withdraw_worker(now, &worker, actions)).await
     }
 
+    /// Lets `pattern`, which ends in `/`, stand for the pool of `model`; `false` if it cannot.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`] when the node has ended.
+    pub async fn add_model_pattern(&self, pattern: &str, model: &str) -> Result<bool, Gone> {
+        let (pattern, model) = (pattern.to_owned(), model.to_owned());
+        self.ask(move |indexer, _, _| indexer.add_model_pattern(&pattern, &model)).await
+    }
+
     /// Runs `question` on the indexing thread.
     async fn ask<T: Send + 'static>(
         &self,
