@@ -61,11 +61,13 @@ pub(super) async fn potential_loads<C: Control>(
             PotentialOut {
                 worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
                 dp_rank: rank.plan.rank.dp_rank.0,
-                potential_prefill_tokens: load.active_prefill_tokens().map(|active| active + added),
+                potential_prefill_tokens: load
+                    .active_prefill_tokens()
+                    .map(|active| active.saturating_add(added)),
                 // Unlike `/select`, this route leaves a partial last block out, as Dynamo's does.
                 potential_decode_blocks: load
                     .decode_blocks()
-                    .map(|active| active.ceil() as u64 + request.full_blocks()),
+                    .map(|active| (active.ceil() as u64).saturating_add(request.full_blocks())),
                 active_requests: match &load {
                     RankLoadView::Known { running, .. } => *running,
                     RankLoadView::Unknown(_) => None,
