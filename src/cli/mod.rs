@@ -5,6 +5,7 @@
 
 mod capture;
 mod config;
+mod demo;
 mod inputs;
 mod output;
 mod publish;
@@ -40,6 +41,8 @@ pub enum Command {
     #[allow(missing_docs)]
     Capture(Box<capture::Args>),
     #[allow(missing_docs)]
+    Demo(Box<demo::Args>),
+    #[allow(missing_docs)]
     Replay(Box<replay::Args>),
     #[allow(missing_docs)]
     Serve(Box<serve::Args>),
@@ -53,6 +56,7 @@ impl Command {
     pub fn run(self) -> Result<Verdict> {
         match self {
             Self::Capture(args) => args.run(),
+            Self::Demo(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Serve(args) => args.run(),
         }
@@ -62,7 +66,7 @@ impl Command {
     /// is for what went wrong.
     pub fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Capture(_) | Self::Replay(_) => LevelFilter::WARN,
+            Self::Capture(_) | Self::Demo(_) | Self::Replay(_) => LevelFilter::WARN,
             Self::Serve(_) => LevelFilter::INFO,
         }
     }

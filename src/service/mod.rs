@@ -21,7 +21,7 @@ use std::future::Future;
 use std::io;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -150,10 +150,8 @@ async fn unknown_route(request: Request) -> Problem {
     Problem::not_found("unknown_route", detail)
 }
 
-async fn unknown_method(request: Request) -> Response {
+/// The router adds the methods that are allowed.
+async fn unknown_method(request: Request) -> Problem {
     let detail = format!("method not allowed: {} {}", request.method(), state::short(request.uri().path()));
-    let mut response = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", detail).into_response();
-    // The router adds the methods that are allowed.
-    response.headers_mut().remove(header::ALLOW);
-    response
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", detail)
 }

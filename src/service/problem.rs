@@ -24,7 +24,7 @@ pub struct Problem {
 impl Problem {
     /// A problem of this kind; `name` is a stable word for programs, `detail` a sentence for people.
     pub fn new(status: StatusCode, name: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, name, detail: detail.into(), field: None }
+        Self { status, name, detail: shortened(detail.into(), MAX_DETAIL), field: None }
     }
 
     /// 400: the request makes no sense, whatever the state of the fleet.
@@ -44,7 +44,7 @@ impl Problem {
 
     /// The same problem, caused by this field of the request.
     pub fn field(mut self, field: impl Into<String>) -> Self {
-        self.field = Some(field.into());
+        self.field = Some(shortened(field.into(), MAX_FIELD));
         self
     }
 
@@ -71,6 +71,21 @@ impl Problem {
             }
         }
     }
+}
+
+/// Bytes of a detail: a sentence. A parser quotes what it was given, which may be megabytes.
+const MAX_DETAIL: usize = 1_000;
+
+/// Bytes of a field's path.
+const MAX_FIELD: usize = 200;
+
+fn shortened(mut text: String, bytes: usize) -> String {
+    if text.len() > bytes {
+        let end = (0..=bytes).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 impl From<SelectError> for Problem {

@@ -127,13 +127,14 @@ pub(super) async fn query<C: Control>(
     let pool = pool(&fleet, names, Unnamed::Field)?;
     check_block_size(body.block_size, pool.block_size)?;
     let mm = mm_items(&body.mm, body.token_ids.len())?;
-    let keys = content_keys(&body.extra_keys)?;
+    let lora_name = body.lora_name.as_deref();
+    let beside = content_keys(&body.extra_keys, lora_name, body.cache_salt.as_deref())?;
     let prompt = Prompt {
         form: PromptForm::Tokens { ids: &body.token_ids, eagle: body.is_eagle },
-        lora_name: body.lora_name.as_deref(),
-        cache_salt: body.cache_salt.as_deref(),
+        lora_name,
+        cache_salt: beside.cache_salt,
         mm: &mm,
-        keys: &keys,
+        keys: &beside.keys,
     };
     let asked = Asked { names, tier: body.tier, form, hybrid: body.hybrid };
     let response = state.with_scratch(|scratch| answer(&state, pool, &prompt, asked, scratch));
@@ -279,12 +280,48 @@ pub(super) fn mm_items(items: &[MmBody], tokens: usize) -> Result<Vec<MmItem<'_>
     Ok(items.collect())
 }
 
-/// Keys by block as the index knows them: what an engine would have written beside the same blocks.
-pub(super) fn content_keys(blocks: &[Option<Vec<KeyBody>>]) -> Result<Vec<ContentKeys>, Problem> {
-    let keys = |(at, block): (usize, &Option<Vec<KeyBody>>)| {
-        block.iter().flatten().map(|key| content_key(at, key)).collect::<Result<ContentKeys, _>>()
-    };
-    blocks.iter().enumerate().map(keys).collect()
+/// What stands beside a prompt's blocks, as the index knows it.
+pub(super) struct PromptKeys<'a> {
+    /// Content keys by block.
+    pub(super) keys: Vec<ContentKeys>,
+    /// The salt: the request's own, else the one that stood among the keys.
+    pub(super) cache_salt: Option<&'a str>,
+}
+
+/// Reads keys the way that an engine's events are read: a leading entry that repeats the adapter says nothing
+/// new, and the last bare text of the first block that is no digest is the prompt's salt.
+pub(super) fn content_keys<'a>(
+    blocks: &'a [Option<Vec<KeyBody>>],
+    lora_name: Option<&str>,
+    cache_salt: Option<&'a str>,
+) -> Result<PromptKeys<'a>, Problem> {
+    let mut salt = cache_salt;
+    let mut keys = Vec::with_capacity(blocks.len());
+    for (at, block) in blocks.iter().enumerate() {
+        let own = match block.as_deref().unwrap_or_default() {
+            [KeyBody::Text(name), rest @ ..] if lora_name == Some(name.as_str()) => rest,
+            own => own,
+        };
+        let salted = if at == 0 { own.iter().rposition(is_salt) } else { None };
+        if let Some(KeyBody::Text(text)) = salted.map(|at| &own[at]) {
+            salt = salt.or(Some(text.strip_prefix(DYNAMO_SALT).unwrap_or(text)));
+        }
+        let others = own.iter().enumerate().filter(|(place, _)| Some(*place) != salted);
+        keys.push(others.map(|(_, key)| content_key(at, key)).collect::<Result<ContentKeys, _>>()?);
+    }
+    Ok(PromptKeys { keys, cache_salt: salt })
+}
+
+/// How Dynamo marks a salt among the keys.
+const DYNAMO_SALT: &str = "dynamo-cache-salt:";
+
+/// A bare text that is neither an image's digest of 64 hex digits nor bytes written as `0x`.
+fn is_salt(key: &KeyBody) -> bool {
+    let is_digest = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match key {
+        KeyBody::Text(text) => !text.starts_with("0x") && !is_digest(text),
+        KeyBody::Int(_) | KeyBody::Located(..) => false,
+    }
 }
 
 fn content_key(at: usize, key: &KeyBody) -> Result<ContentKey, Problem> {

@@ -14,8 +14,8 @@ use super::Control;
 use super::boundary::{HashForm, HashOut, IdOut, JsonBody, WireHash, WireId, not_null, pool_names};
 use super::problem::Problem;
 use super::query::{
-    HybridBody, InstanceOut, KeyBody, MmBody, Reach, TierBody, check_lengths, content_keys, hashes_out,
-    mm_items,
+    HybridBody, InstanceOut, KeyBody, MmBody, PromptKeys, Reach, TierBody, check_lengths, content_keys,
+    hashes_out, mm_items,
 };
 use super::records::RoleBody;
 use super::state::{ServiceState, Unnamed, check_block_size, pool};
@@ -163,6 +163,7 @@ struct Parts<'a> {
     sequences: Vec<SequenceHash>,
     mm: Vec<MmItem<'a>>,
     keys: Vec<ContentKeys>,
+    cache_salt: Option<&'a str>,
     policy: PolicyOverride,
     pin: Option<Pin>,
     affinity: Option<Pin>,
@@ -190,7 +191,8 @@ impl SelectBody {
             locals = WireHash::ints(blocks, "block_hashes")?.into_iter().map(LocalBlockHash).collect();
             sequences = WireHash::ints(chain, "sequence_hashes")?.into_iter().map(SequenceHash).collect();
         }
-        let mut keys = content_keys(&self.extra_keys)?;
+        let PromptKeys { mut keys, cache_salt } =
+            content_keys(&self.extra_keys, self.lora_name.as_deref(), self.cache_salt.as_deref())?;
         let routing = self.mm_routing_info.as_ref().and_then(|info| info.block_mm_infos.as_deref());
         add_objects(routing.or(self.block_mm_infos.as_deref()).unwrap_or_default(), &mut keys);
         let constraints = self.routing_constraints.as_ref();
@@ -204,6 +206,7 @@ impl SelectBody {
             sequences,
             mm: mm_items(&self.mm, self.tokens().map_or(0, <[u32]>::len))?,
             keys,
+            cache_salt,
             policy: self.policy()?,
             pin: self.pinned_worker.as_ref().map(PinBody::pin),
             affinity: self.affinity_target.as_ref().map(PinBody::pin),
@@ -265,7 +268,7 @@ impl SelectBody {
         Prompt {
             form,
             lora_name: self.lora_name.as_deref(),
-            cache_salt: self.cache_salt.as_deref(),
+            cache_salt: parts.cache_salt,
             mm: &parts.mm,
             keys: &parts.keys,
         }
@@ -426,6 +429,7 @@ struct CandidateOut {
     prefill_blocks: f64,
     prefill_tracked: bool,
     decode_blocks: Option<f64>,
+    potential_decode_blocks: Option<u64>,
     decode_credit: f64,
     active_request_cost: f64,
     taint_multiplier: f64,
@@ -470,6 +474,7 @@ impl CandidateOut {
             prefill_blocks: terms.prefill_blocks,
             prefill_tracked: terms.prefill_tracked,
             decode_blocks: terms.decode_blocks,
+            potential_decode_blocks: terms.potential_decode_blocks,
             decode_credit: terms.decode_credit,
             active_request_cost: terms.active_request_cost,
             taint_multiplier: terms.taint_multiplier,

@@ -12,12 +12,14 @@
 mod declare;
 mod expect;
 mod history;
+#[cfg(feature = "io")]
+mod http;
+mod more;
 mod query;
 mod reading;
 mod score;
 mod stage;
 mod stream;
-#[cfg(test)]
 mod tests;
 
 use std::fmt;

@@ -125,7 +125,11 @@ impl Stage {
             "expect_connection" => self.expect_connection(step),
             "expect_status" => self.expect_status(step),
             "expect_workers" => self.expect_workers(step),
-            // No service and no admission by answer yet: `dispatch_rejected`, `expect_metrics`, `http`.
+            #[cfg(feature = "io")]
+            "http" => self.http(step),
+            #[cfg(feature = "io")]
+            "expect_metrics" => self.expect_metrics(step),
+            // Nothing in the product hears of a rejected dispatch yet: `dispatch_rejected`.
             other => not_runnable(other),
         }
     }
@@ -230,7 +234,9 @@ impl Stage {
         self.links.remove(&rank);
         self.requests.retain(|asked| asked.source != source);
         let publisher = self.publisher(&rank);
-        *publisher = Publisher { up: publisher.up, restarts: publisher.restarts, ..Publisher::default() };
+        // Whoever is declared in its place is another publisher, and is met for the first time.
+        publisher.sent.clear();
+        publisher.met = false;
         Ok(())
     }
 
