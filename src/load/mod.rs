@@ -5,12 +5,23 @@
 //!
 //! - [`report`]: a report as received, and what of it can be believed.
 //! - [`table`]: the newest report of every declared rank, its age, and what follows from it.
+//! - [`ledger`]: what was just sent to each rank, and how that is reconciled with reports.
 //! - [`busy`]: when a rank is overloaded.
+//! - [`debounce`]: when a rank's changes are announced.
 
 pub mod busy;
+pub mod debounce;
+pub mod ledger;
 pub mod report;
 pub mod table;
 
 pub use busy::BusyThreshold;
+pub use debounce::{Debounce, DebounceConfig};
+pub use ledger::{
+    Booked, Claim, ClaimedBlocks, Ledger, LedgerConfig, LedgerCounts, ReservationId, ReserveError, Shared,
+    Ticket,
+};
 pub use report::{LoadEntry, LoadReport, RankLoad, RawNumber, RawRankLoad, Refused};
-pub use table::{AggregateView, LoadBasis, LoadConfig, LoadCounts, LoadTable, LoadUnknown, RankLoadView};
+pub use table::{
+    AggregateView, LoadBasis, LoadConfig, LoadCounts, LoadMode, LoadTable, LoadUnknown, RankLoadView,
+};

@@ -88,7 +88,7 @@ fn candidate_load(load: &RankLoadView) -> CandidateLoad {
                 decode_blocks: *decode_blocks,
                 active_prefill_tokens: *active_prefill_tokens,
                 active_requests: *running,
-                age: Some(*age),
+                age: *age,
             }
         }
         RankLoadView::Unknown(_) => CandidateLoad::Unknown,

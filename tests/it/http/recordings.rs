@@ -307,8 +307,10 @@ impl Replay {
 }
 
 async fn service() -> Service {
-    let config =
-        Config { load: LoadConfig { ttl: std::time::Duration::from_secs(3_600) }, ..Config::default() };
+    let config = Config {
+        load: LoadConfig { ttl: std::time::Duration::from_secs(3_600), ..LoadConfig::default() },
+        ..Config::default()
+    };
     // Dynamo looks at full-attention groups alone.
     let router = RouterConfig { hybrid: HybridRule::FullAttention, ..RouterConfig::default() };
     Service::start_with(config, router, ServiceConfig { seed: Some(1), ..ServiceConfig::default() }).await
