@@ -15,7 +15,7 @@ pub mod ledger;
 pub mod report;
 pub mod table;
 
-pub use busy::BusyThreshold;
+pub use busy::{Admission, BusyThreshold};
 pub use debounce::{Debounce, DebounceConfig};
 pub use ledger::{
     Booked, Claim, ClaimedBlocks, Ledger, LedgerConfig, LedgerCounts, ReservationId, ReserveError, Shared,

@@ -154,6 +154,14 @@ impl RankLoadView {
         }
     }
 
+    /// Requests waiting, if known.
+    pub fn waiting(&self) -> Option<u64> {
+        match self {
+            Self::Known { waiting, .. } => *waiting,
+            Self::Unknown(_) => None,
+        }
+    }
+
     /// How old the figures are; `None` if nothing was ever reported.
     pub fn age(&self) -> Option<Duration> {
         match self {
