@@ -281,6 +281,7 @@ mod tests {
             temperature: Some(8.0),
             decode_counts_request: Some(false),
             assume_kv_reuse: Some(false),
+            expect_booked: Some(false),
             preferred_taints: Some(taints.clone()),
             untrusted_credit: Some(credit),
         };
@@ -295,6 +296,7 @@ mod tests {
             temperature: 8.0,
             decode_counts_request: false,
             assume_kv_reuse: false,
+            expect_booked: false,
             preferred_taints: taints,
             untrusted_credit: credit,
         };
