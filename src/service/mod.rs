@@ -5,7 +5,7 @@
 //! microseconds and run inline. What changes the fleet goes to the writer's side through [`Control`] and
 //! comes back with its answer.
 //!
-//! **Not here yet:** reservations, `/dump`, peers, gRPC, `/v1/loads`. Their routes are unknown ones: 404.
+//! **Not here yet:** `/dump`, peers, gRPC, `/v1/loads`. Their routes are unknown ones: 404.
 
 mod boundary;
 mod loads;
@@ -14,6 +14,7 @@ mod potential;
 mod problem;
 mod query;
 mod records;
+mod reservations;
 mod select;
 mod selection;
 mod state;
@@ -77,6 +78,8 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/query", post(query::query))
         .route("/query_by_hash", post(query::query_by_hash))
         .route("/select", post(select::select))
+        .route("/select_and_reserve", post(select::select_and_reserve))
+        .route("/reservations", post(reservations::reserve))
         .route("/potential_loads", post(potential::potential_loads))
         .route("/overlap_scores", post(potential::overlap_scores))
         .layer(DefaultBodyLimit::max(prompt_limit));
@@ -85,6 +88,9 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/unregister", post(workers::unregister))
         .route("/workers", post(workers::declare).get(workers::list))
         .route("/workers/{id}", delete(workers::withdraw).patch(workers::patch))
+        .route("/reservations/{id}", delete(reservations::free))
+        .route("/reservations/{id}/prefill_complete", post(reservations::prefill_complete))
+        .route("/reservations/{id}/output_block", post(reservations::output_block))
         .route("/loads", get(loads::list).post(loads::report))
         .layer(DefaultBodyLimit::max(limit));
     prompts
@@ -136,6 +142,8 @@ async fn index() -> impl IntoResponse {
         "version": env!("CARGO_PKG_VERSION"),
         "routes": [
             "POST /query", "POST /query_by_hash", "POST /select", "POST /potential_loads",
+            "POST /select_and_reserve", "POST /reservations", "POST /reservations/{id}/prefill_complete",
+            "POST /reservations/{id}/output_block", "DELETE /reservations/{id}",
             "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
             "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
             "GET /ready", "GET /metrics",
