@@ -4,4 +4,5 @@
 mod harness;
 mod metrics;
 mod recordings;
+mod reservations;
 mod routes;
