@@ -10,9 +10,7 @@ use rankwise::routing::{
 };
 use serde_json::Value;
 
-use super::reading::{
-    Fields, Run, by_rank, fail, not_runnable, number, rank_key, rank_number, ranks, same, text, tokens,
-};
+use super::reading::{Fields, Run, by_rank, fail, number, rank_key, rank_number, ranks, same, text, tokens};
 use super::stage::{Stage, policy};
 
 /// How often a single choice is repeated with other chance: one that must not vary must not vary ever, and
