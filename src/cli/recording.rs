@@ -210,7 +210,8 @@ impl Ranks {
             StreamEvent::Refused if rank.refused => {}
             StreamEvent::Refused => {
                 rank.refused = true;
-                tracing::warn!(rank = dp_rank.0, endpoint = ?rank.plan.events, "nobody listens; trying on");
+                let endpoint = rank.plan.events.as_ref().map(ToString::to_string);
+                tracing::warn!(rank = dp_rank.0, endpoint, "nobody listens; trying on");
             }
             StreamEvent::Message(frames) => {
                 rank.count(&frames);
