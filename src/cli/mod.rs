@@ -4,12 +4,16 @@
 //! module, a variant of [`Command`] and a line in each of its matches.
 
 mod capture;
+mod config;
+mod demo;
 mod inputs;
 mod output;
 mod publish;
 mod recording;
 mod replay;
 mod republish;
+mod running;
+mod serve;
 mod throughput;
 
 use std::io::IsTerminal;
@@ -38,7 +42,11 @@ pub enum Command {
     #[allow(missing_docs)]
     Capture(Box<capture::Args>),
     #[allow(missing_docs)]
+    Demo(Box<demo::Args>),
+    #[allow(missing_docs)]
     Replay(Box<replay::Args>),
+    #[allow(missing_docs)]
+    Serve(Box<serve::Args>),
 }
 
 impl Command {
@@ -49,7 +57,9 @@ impl Command {
     pub fn run(self) -> Result<Verdict> {
         match self {
             Self::Capture(args) => args.run(),
+            Self::Demo(args) => args.run(),
             Self::Replay(args) => args.run(),
+            Self::Serve(args) => args.run(),
         }
     }
 
@@ -57,7 +67,8 @@ impl Command {
     /// is for what went wrong.
     pub fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Capture(_) | Self::Replay(_) => LevelFilter::WARN,
+            Self::Capture(_) | Self::Demo(_) | Self::Replay(_) => LevelFilter::WARN,
+            Self::Serve(_) => LevelFilter::INFO,
         }
     }
 }

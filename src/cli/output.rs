@@ -45,7 +45,7 @@ pub fn error_line(error: &anyhow::Error) -> String {
 }
 
 /// A table without lines between its cells; the columns from `numbers_from` on hold numbers.
-pub fn table<const N: usize>(head: [&str; N], numbers_from: usize) -> Table {
+pub fn table<T: Into<comfy_table::Row>>(head: T, numbers_from: usize) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(head);
     for column in table.column_iter_mut().skip(numbers_from) {

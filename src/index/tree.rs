@@ -233,6 +233,7 @@ impl Tree {
     pub(super) fn run_mut(&mut self, id: RunId) -> &mut Run {
         match &mut self.runs[id.0 as usize] {
             Some(run) => run,
+            // As in `run`.
             None => unreachable!("run {} is gone", id.0),
         }
     }

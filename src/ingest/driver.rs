@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -37,7 +37,8 @@ impl Default for DriverConfig {
     fn default() -> Self {
         Self {
             subscriber: SubscriberConfig::default(),
-            replay: ReplayConfig::default(),
+            // Whether an answer is late is for the stream's order to say, which gives up first and asks again.
+            replay: ReplayConfig { idle_timeout: Duration::from_secs(30), ..ReplayConfig::default() },
             credits: 1 << 20,
             credits_per_stream: 1 << 17,
         }

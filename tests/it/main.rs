@@ -7,9 +7,16 @@ mod captures;
 mod cli;
 mod dynamo_costs;
 mod dynamo_hashes;
+mod field_cases;
+mod house;
+#[cfg(feature = "io")]
+mod http;
+mod hybrid_reference;
 mod index_reference;
 #[cfg(feature = "io")]
 mod interop;
+#[cfg(feature = "io")]
+mod live;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;

@@ -2,6 +2,7 @@
 //! replays that are late, lossy or mute. What was applied is compared with the literal truth.
 //!
 //! Every history is made from a seed, which a failure names.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

@@ -6,8 +6,9 @@
 //! [`Trust::Live`](crate::trust::Trust::Live) is said only while nothing is known to be missing.
 //!
 //! What it cannot see: a publisher that restarts, loses its connection to us, and whose first batch that we
-//! hear carries by chance exactly the number that we expect. With a replay endpoint the probe finds it;
-//! without one nothing on the wire does, unless the endpoint refused connections in between.
+//! hear carries by chance exactly the number that we expect. With a replay endpoint the probe finds it, or
+//! the view is partial where the probe is not answered; without one nothing on the wire does, unless the
+//! endpoint refused connections in between or the batch is older than ours.
 
 mod fingerprint;
 mod held;

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# What takes longer than a change should wait: the oldest compiler, fuzzing, and the property tests with many
+# more cases. Not in CI; run it before a release and report its summary.
+#
+#   scripts/test-long.sh [MINUTES]   how long to go on, 30 unless told; the builds come on top
+#
+# Half of the time goes to the fuzz targets in turn, half to the property tests. A property test that the
+# clock stops has not failed, and the summary says so. Corpora and findings stay below the target directory.
+#
+# RANKWISE_HISTORIES (200000) and PROPTEST_CASES (20000) set the property tests' sizes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+minutes="${1:-30}"
+if ! [[ $minutes =~ ^[1-9][0-9]*$ ]]; then
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 2
+fi
+export RANKWISE_HISTORIES="${RANKWISE_HISTORIES:-200000}" PROPTEST_CASES="${PROPTEST_CASES:-20000}"
+target="${CARGO_TARGET_DIR:-$PWD/target}"
+mkdir -p "$target"
+export CARGO_TARGET_DIR="$target"
+[[ -t 1 ]] || export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}" CARGO_TERM_PROGRESS_WHEN=never
+
+summary=()
+failed=0
+
+# note NAME STATUS SECONDS DETAIL: one line of the summary. 124 is the clock's.
+note() {
+    local outcome=ok
+    case "$2" in
+    0) ;;
+    124) outcome="stopped by the clock" ;;
+    *) outcome="FAILED ($2)" failed=1 ;;
+    esac
+    summary+=("$(printf '%-28s %-22s %6d s   %s' "$1" "$outcome" "$3" "$4")")
+}
+
+# === the oldest compiler that Cargo.toml promises ===
+
+oldest="$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)"
+if rustup run "$oldest" rustc --version >/dev/null 2>&1; then
+    printf '\n=== check with Rust %s\n' "$oldest"
+    started=$SECONDS status=0
+    rustup run "$oldest" cargo check --locked --target-dir "$target/oldest" || status=$?
+    note "Rust $oldest" "$status" $((SECONDS - started)) "cargo check"
+else
+    summary+=("Rust $oldest: not checked (rustup toolchain install $oldest --profile minimal)")
+fi
+
+# === fuzzing ===
+
+mapfile -t fuzzers < <(sed -n '/^\[\[bin\]\]/,/^$/s/^name = "\(.*\)"$/\1/p' tests/fuzz/Cargo.toml)
+fuzz_seconds=$((minutes * 30 / ${#fuzzers[@]}))
+host="$(rustc -vV | sed -n 's/^host: //p')"
+toolchain_fuzzes() {
+    command -v cargo-fuzz >/dev/null && rustc --version | grep -q nightly
+}
+
+# Stable compilers can count edges and comparisons too, only without a sanitizer, which a crate without
+# `unsafe` misses little. The flags reach the code under test only because a target is named.
+build_stable() {
+    local flags=(
+        -Cpasses=sancov-module
+        -Cllvm-args=-sanitizer-coverage-level=4
+        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
+        -Cllvm-args=-sanitizer-coverage-pc-table
+        -Cllvm-args=-sanitizer-coverage-trace-compares
+        -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks --cfg=fuzzing
+    )
+    RUSTFLAGS="${flags[*]}" cargo build --release --locked --target "$host" \
+        --target-dir "$target/fuzz-build" --manifest-path tests/fuzz/Cargo.toml --bins
+}
+
+run_fuzzer() {
+    local name="$1" corpus="$target/fuzz-corpus/$1" found="$target/fuzz-findings/$1/"
+    mkdir -p "$corpus" "$found"
+    local options=(-max_total_time="$fuzz_seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536
+        -artifact_prefix="$found" -print_final_stats=1)
+    if toolchain_fuzzes; then
+        cargo fuzz run --fuzz-dir tests/fuzz "$name" "$corpus" -- "${options[@]}"
+    else
+        "$target/fuzz-build/$host/release/$name" "$corpus" "${options[@]}"
+    fi
+}
+
+if ! toolchain_fuzzes; then
+    build_stable
+fi
+for fuzzer in "${fuzzers[@]}"; do
+    printf '\n=== fuzz %s, %d s\n' "$fuzzer" "$fuzz_seconds"
+    started=$SECONDS status=0
+    log="$target/fuzz-$fuzzer.log"
+    run_fuzzer "$fuzzer" >"$log" 2>&1 || status=$?
+    [[ $status == 0 ]] || tail -40 "$log"
+    runs="$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")"
+    edges="$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -1)"
+    note "fuzz $fuzzer" "$status" $((SECONDS - started)) "${runs:-?} runs, ${edges:-?} edges covered"
+done
+
+# === property tests ===
+
+# Built before the clock starts.
+cargo test --release --locked --no-run
+started=$SECONDS
+for suite in "--lib" "--test it"; do
+    printf '\n=== property tests, %s\n' "$suite"
+    left=$((minutes * 30 - (SECONDS - started)))
+    [[ $left -gt 0 ]] || left=1
+    begun=$SECONDS status=0
+    # shellcheck disable=SC2086 # two words on purpose
+    timeout "$left" cargo test --release --locked $suite -- --include-ignored || status=$?
+    note "tests $suite" "$status" $((SECONDS - begun)) "$RANKWISE_HISTORIES histories, $PROPTEST_CASES cases"
+done
+
+printf '\n'
+printf '%s\n' "${summary[@]}"
+exit "$failed"

@@ -1,0 +1,117 @@
+//! A whole service in this process: a node, and HTTP in front of it.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use rankwise::fleet::{Change, WorkerSpec};
+use rankwise::ids::{Moment, RankKey, WorkerId};
+use rankwise::indexer::View;
+use rankwise::ingest::{Node, NodeConfig, NodeControl};
+use rankwise::pump::Gone;
+use rankwise::routing::{Router, RouterConfig};
+use rankwise::service::{self, Control, ControlError, ServiceConfig, ServiceState};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A service that runs until it is stopped.
+pub struct Running {
+    node: Node,
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    http: JoinHandle<std::io::Result<()>>,
+}
+
+impl Running {
+    /// Binds `listen` and serves on the present runtime.
+    ///
+    /// # Errors
+    /// An address that cannot be bound, or no thread left.
+    pub async fn start(
+        listen: &str,
+        node: NodeConfig,
+        router: RouterConfig,
+        service: ServiceConfig,
+    ) -> Result<Self> {
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}; choose another with --listen"))?;
+        let address = listener.local_addr().context("the listener has no address")?;
+        let node = Node::start(node).context("cannot start the indexing thread")?;
+        let router = Router::new(node.view().clone(), router);
+        let state = ServiceState::new(Live(node.control()), router, service);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async {
+            // Dropped or told: both mean to stop.
+            let _ = stopped.await;
+        };
+        let http = tokio::spawn(service::serve(listener, service::app(state), shutdown));
+        Ok(Self { node, address, stop, http })
+    }
+
+    /// Where HTTP is served.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The way to the fleet.
+    pub fn control(&self) -> NodeControl {
+        self.node.control()
+    }
+
+    /// What routers read.
+    pub fn view(&self) -> &View {
+        self.node.view()
+    }
+
+    /// Declares a worker.
+    ///
+    /// # Errors
+    /// A declaration that is refused, with its reason.
+    pub async fn declare(&self, spec: WorkerSpec) -> Result<Change> {
+        let id = spec.worker.clone();
+        let declared = self.node.control().declare(spec).await?;
+        declared.with_context(|| format!("worker {id:?} cannot be declared"))
+    }
+
+    /// Answers what has begun, closes the connections and ends.
+    ///
+    /// # Errors
+    /// Those of accepting connections.
+    pub async fn stop(self) -> Result<()> {
+        let _ = self.stop.send(());
+        self.http.await.context("the HTTP task has ended badly")?.context("cannot accept connections")?;
+        drop(self.node);
+        Ok(())
+    }
+}
+
+/// The node's control as the service wants it.
+#[derive(Clone)]
+struct Live(NodeControl);
+
+impl Control for Live {
+    async fn declare(&self, spec: WorkerSpec) -> Result<Change, ControlError> {
+        Ok(self.0.declare(spec).await.map_err(closed)??)
+    }
+
+    async fn add_rank(&self, spec: WorkerSpec) -> Result<Change, ControlError> {
+        Ok(self.0.add_rank(spec).await.map_err(closed)??)
+    }
+
+    async fn remove_rank(&self, rank: RankKey) -> Result<Option<Change>, ControlError> {
+        self.0.remove_rank(rank).await.map_err(closed)
+    }
+
+    async fn withdraw(&self, worker: WorkerId) -> Result<Option<Change>, ControlError> {
+        self.0.withdraw(worker).await.map_err(closed)
+    }
+
+    fn now(&self) -> Moment {
+        self.0.now()
+    }
+}
+
+fn closed(_: Gone) -> ControlError {
+    ControlError::Closed
+}

@@ -1,0 +1,94 @@
+//! `rankwise serve`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rankwise::fleet::WorkerSpec;
+use rankwise::ingest::{DriverConfig, NodeConfig};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::config::{ConfigFile, worker_flag};
+use super::output::{print_json, print_text};
+use super::running::Running;
+use super::{Verdict, asked_to_stop, runtime};
+
+/// How long answers that have begun may take once we are asked to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Where HTTP is served unless it is said otherwise: this host only, on the field's own port.
+const DEFAULT_LISTEN: &str = "127.0.0.1:8090";
+
+/// Listen to engines, keep the index, and answer routers over HTTP
+///
+/// Workers come from the configuration, from --worker, and at any time over HTTP (POST /workers, /register).
+/// Ask with POST /query (who holds this prompt?) and POST /select (which rank should serve it, and why?).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  rankwise serve --worker id=w1,model=llama,block_size=16,ranks=0-3,events=tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5657
+      one vLLM deployment of four ranks: rank N publishes on port 5557+N, answers replays on 5657+N
+  rankwise serve --config rankwise.toml --listen 0.0.0.0:8090
+      a fleet from a file (scripts/rankwise.example.toml is a commented one)")]
+pub struct Args {
+    /// Settings and workers, as TOML
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Address and port for HTTP; port 0 takes a free one [default: 127.0.0.1:8090]
+    #[arg(long, value_name = "ADDRESS", env = "RANKWISE_LISTEN")]
+    listen: Option<String>,
+
+    /// A worker: id=…,model=…,block_size=…,ranks=0-3,events=tcp://host:port[,replay=…][,group=…][,topic=…][,http=…]
+    #[arg(long = "worker", value_name = "FIELDS")]
+    workers: Vec<String>,
+
+    /// Print the address as JSON once it is bound
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// Serves until Ctrl-C or SIGTERM.
+    ///
+    /// # Errors
+    /// Settings that cannot be, an address that cannot be bound, a worker that is refused.
+    pub fn run(self) -> Result<Verdict> {
+        let file = self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+        let mut workers = file.workers().context("in the configuration")?;
+        for flag in &self.workers {
+            workers.push(worker_flag(flag).with_context(|| format!("in --worker {flag}"))?);
+        }
+        let listen = self.listen.as_deref().or(file.listen.as_deref()).unwrap_or(DEFAULT_LISTEN);
+        runtime()?.block_on(serve(listen, &file, workers, self.json))
+    }
+}
+
+async fn serve(listen: &str, file: &ConfigFile, workers: Vec<WorkerSpec>, json: bool) -> Result<Verdict> {
+    let node = NodeConfig { indexer: file.indexer(), driver: DriverConfig::default() };
+    let running = Running::start(listen, node, file.router()?, file.service()).await?;
+    for (pattern, model) in file.patterns() {
+        running
+            .control()
+            .add_model_pattern(pattern, model)
+            .await?
+            .then_some(())
+            .with_context(|| format!("the pattern {pattern:?} cannot be used; end it in a slash"))?;
+    }
+    for spec in workers {
+        let change = running.declare(spec).await?;
+        info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "declared");
+    }
+    let address = running.address();
+    match json {
+        true => print_json(&serde_json::json!({ "address": address.to_string() }))?,
+        false => print_text(format!("rankwise serves on http://{address} (Ctrl-C ends it)"))?,
+    }
+    asked_to_stop().await;
+    match timeout(DRAIN, running.stop()).await {
+        Ok(stopped) => stopped.map(|()| info!("every answer was given"))?,
+        Err(_) => warn!("some answers took longer than {DRAIN:?} and were cut off"),
+    }
+    Ok(Verdict::Ok)
+}

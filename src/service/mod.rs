@@ -1,0 +1,157 @@
+//! The HTTP service: Dynamo's indexer and selection routes and Mooncake's shapes on one port, with our fields
+//! beside the known ones.
+//!
+//! Handlers read through a [`Router`](crate::routing::Router) on their own thread: hashing and scoring take
+//! microseconds and run inline. What changes the fleet goes to the writer's side through [`Control`] and
+//! comes back with its answer.
+//!
+//! **Not here yet:** reservations, `/dump`, peers, gRPC, `/v1/loads`. Their routes are unknown ones: 404.
+
+mod boundary;
+mod loads;
+mod metrics;
+mod problem;
+mod query;
+mod records;
+mod select;
+mod state;
+mod workers;
+
+use std::future::Future;
+use std::io;
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use serde_json::json;
+use tokio::net::TcpListener;
+
+pub use self::problem::Problem;
+pub use self::state::{ServiceConfig, ServiceState};
+use crate::fleet::{Change, DeclareError, WorkerSpec};
+use crate::ids::{Moment, RankKey, WorkerId};
+
+/// The writer's side as the service sees it: commands go to the indexing thread and come back with its answer.
+///
+/// When a command has answered, the view shows what it changed.
+pub trait Control: Clone + Send + Sync + 'static {
+    /// Declares a worker, or declares it anew.
+    fn declare(&self, spec: WorkerSpec) -> impl Future<Output = Result<Change, ControlError>> + Send;
+
+    /// Adds the ranks of `spec` to its worker, which is declared if it is new.
+    fn add_rank(&self, spec: WorkerSpec) -> impl Future<Output = Result<Change, ControlError>> + Send;
+
+    /// Removes one rank; `None` if it is not declared.
+    fn remove_rank(&self, rank: RankKey)
+    -> impl Future<Output = Result<Option<Change>, ControlError>> + Send;
+
+    /// Removes a worker; `None` if it is not declared.
+    fn withdraw(&self, worker: WorkerId)
+    -> impl Future<Output = Result<Option<Change>, ControlError>> + Send;
+
+    /// The moment on the clock that drives the indexer.
+    fn now(&self) -> Moment;
+}
+
+/// Why a command was not carried out.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The declaration was refused; nothing has changed.
+    #[error(transparent)]
+    Declare(#[from] DeclareError),
+    /// The indexing thread has ended.
+    #[error("the indexing thread has ended: the service is shutting down")]
+    Closed,
+}
+
+/// All routes.
+pub fn app<C: Control>(state: ServiceState<C>) -> Router {
+    let config = state.config();
+    let (prompt_limit, limit) = (config.max_prompt_body, config.max_body);
+    let prompts = Router::new()
+        .route("/query", post(query::query))
+        .route("/query_by_hash", post(query::query_by_hash))
+        .route("/select", post(select::select))
+        .route("/potential_loads", post(select::potential_loads))
+        .route("/overlap_scores", post(select::overlap_scores))
+        .layer(DefaultBodyLimit::max(prompt_limit));
+    let others = Router::new()
+        .route("/register", post(workers::register))
+        .route("/unregister", post(workers::unregister))
+        .route("/workers", post(workers::declare).get(workers::list))
+        .route("/workers/{id}", delete(workers::withdraw).patch(workers::patch))
+        .route("/loads", get(loads::list).post(loads::report))
+        .layer(DefaultBodyLimit::max(limit));
+    prompts
+        .merge(others)
+        // Bounded in time and number; what follows answers whatever the load.
+        .route_layer(middleware::from_fn_with_state(state.clone(), bounded))
+        .route("/", get(index))
+        .route("/health", get(health))
+        .route("/ready", get(workers::ready))
+        .route("/metrics", get(metrics::scrape))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(unknown_method)
+        .with_state(state)
+}
+
+/// Serves until `shutdown` completes, then answers what has begun and returns.
+///
+/// # Errors
+///
+/// Those of accepting connections.
+pub async fn serve(
+    listener: TcpListener,
+    app: Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    axum::serve(listener, app).with_graceful_shutdown(shutdown).await
+}
+
+/// Lets a limited number of requests be read at once, and none for ever.
+async fn bounded<C: Control>(State(state): State<ServiceState<C>>, request: Request, next: Next) -> Response {
+    let limit = state.config().request_timeout;
+    let served = async {
+        // Never closed.
+        let _permit = state.in_flight().acquire().await;
+        next.run(request).await
+    };
+    match tokio::time::timeout(limit, served).await {
+        Ok(response) => response,
+        Err(_) => {
+            let detail = format!("the request was not read and answered within {} ms", limit.as_millis());
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", detail).into_response()
+        }
+    }
+}
+
+async fn index() -> impl IntoResponse {
+    Json(json!({
+        "name": env!("CARGO_PKG_NAME"),
+        "version": env!("CARGO_PKG_VERSION"),
+        "routes": [
+            "POST /query", "POST /query_by_hash", "POST /select", "POST /potential_loads",
+            "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
+            "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
+            "GET /ready", "GET /metrics",
+        ],
+    }))
+}
+
+async fn health() -> impl IntoResponse {
+    Json(json!({ "status": "ok" }))
+}
+
+async fn unknown_route(request: Request) -> Problem {
+    let detail = format!("route not found: {}", state::short(request.uri().path()));
+    Problem::not_found("unknown_route", detail)
+}
+
+/// The router adds the methods that are allowed.
+async fn unknown_method(request: Request) -> Problem {
+    let detail = format!("method not allowed: {} {}", request.method(), state::short(request.uri().path()));
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", detail)
+}

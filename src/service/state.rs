@@ -1,0 +1,217 @@
+//! What all handlers share: the reader's side, the writer's side, settings, buffers, records.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::Control;
+use super::boundary::PoolNames;
+use super::metrics::Metrics;
+use super::problem::Problem;
+use super::records::Records;
+use crate::block::BlockSize;
+use crate::indexer::{FleetView, PoolView, View};
+use crate::routing::{Router, RouterScratch};
+
+/// Settings of the HTTP side.
+#[derive(Clone, Debug)]
+pub struct ServiceConfig {
+    /// Largest body of a request that carries a prompt. 8 MiB is a million token ids, the field's own limit.
+    pub max_prompt_body: usize,
+    /// Largest body of any other request. 2 MiB holds 4,096 ranks with their endpoints, the field's own limit.
+    pub max_body: usize,
+    /// How long a request may take, its body's arrival and its place in the queue included. A query takes
+    /// microseconds; this ends peers that stall, and waits for a writer that hangs.
+    pub request_timeout: Duration,
+    /// Requests that are read and answered at once; more wait unread. Each may hold a body of 8 MiB and its
+    /// tokens as integers and hashes, so 256 bound a flood to a few GiB.
+    pub max_in_flight: usize,
+    /// Seed of the ties between equal ranks; `None` takes the operating system's randomness.
+    pub seed: Option<u64>,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self {
+            max_prompt_body: 8 << 20,
+            max_body: 2 << 20,
+            request_timeout: Duration::from_secs(10),
+            max_in_flight: 256,
+            seed: None,
+        }
+    }
+}
+
+/// The state behind [`app`](super::app). Cloning costs one reference count.
+#[derive(Debug)]
+pub struct ServiceState<C> {
+    inner: Arc<Inner<C>>,
+}
+
+impl<C> Clone for ServiceState<C> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+#[derive(Debug)]
+struct Inner<C> {
+    control: C,
+    router: Router,
+    config: ServiceConfig,
+    in_flight: Semaphore,
+    scratches: Mutex<Vec<RouterScratch>>,
+    made: AtomicU64,
+    records: Records,
+    metrics: Metrics,
+}
+
+impl<C: Control> ServiceState<C> {
+    /// The state of a service that answers from `router` and changes the fleet through `control`.
+    pub fn new(control: C, router: Router, config: ServiceConfig) -> Self {
+        let clock = control.clone();
+        let metrics = Metrics::new(router.view().clone(), move || clock.now());
+        let in_flight = Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS));
+        let inner = Inner {
+            control,
+            router,
+            in_flight,
+            scratches: Mutex::default(),
+            made: AtomicU64::new(0),
+            records: Records::default(),
+            metrics,
+            config,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &ServiceConfig {
+        &self.inner.config
+    }
+
+    pub(super) fn control(&self) -> &C {
+        &self.inner.control
+    }
+
+    pub(super) fn router(&self) -> &Router {
+        &self.inner.router
+    }
+
+    pub(super) fn view(&self) -> &View {
+        self.inner.router.view()
+    }
+
+    pub(super) fn records(&self) -> &Records {
+        &self.inner.records
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    pub(super) fn in_flight(&self) -> &Semaphore {
+        &self.inner.in_flight
+    }
+
+    /// Runs `work` with warm buffers. The lock is held for a push or a pop only; as many buffers exist as
+    /// requests were ever routed at the same moment.
+    pub(super) fn with_scratch<T>(&self, work: impl FnOnce(&mut RouterScratch) -> T) -> T {
+        let pooled = self.inner.scratches.lock().pop();
+        let mut scratch = pooled.unwrap_or_else(|| self.new_scratch());
+        let result = work(&mut scratch);
+        if scratch.overlaps().hashes().blocks() <= MAX_POOLED_BLOCKS {
+            let mut pool = self.inner.scratches.lock();
+            if pool.len() < MAX_POOLED {
+                pool.push(scratch);
+            }
+        }
+        result
+    }
+
+    fn new_scratch(&self) -> RouterScratch {
+        let nth = self.inner.made.fetch_add(1, Ordering::Relaxed);
+        match self.inner.config.seed {
+            Some(seed) => RouterScratch::seeded(seed.wrapping_add(nth)),
+            None => RouterScratch::new(),
+        }
+    }
+}
+
+/// Buffers that are kept: routing takes microseconds, so more than this many never run at once.
+const MAX_POOLED: usize = 64;
+
+/// Buffers that one huge prompt has blown up are dropped: a million tokens in blocks of 16 is 65,536 blocks.
+const MAX_POOLED_BLOCKS: usize = 65_536;
+
+// === which pool ===
+
+/// What to answer where no pool is named and none follows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unnamed {
+    /// The route needs a name: 422.
+    Field,
+    /// The route asks for a worker, and there is none: 503.
+    Unavailable,
+}
+
+/// The pool that a request means: the named one, or the only one, or the one called `default`.
+pub(super) fn pool<'f>(
+    fleet: &'f FleetView,
+    names: PoolNames<'_>,
+    unnamed: Unnamed,
+) -> Result<&'f Arc<PoolView>, Problem> {
+    let group = names.group();
+    if let Some(model) = names.model() {
+        return fleet.resolve(model, group).ok_or_else(|| unknown_pool(model, group));
+    }
+    let fits = |pool: &&Arc<PoolView>| group.is_none_or(|group| *group == *pool.key.group);
+    if let Some(pool) = fleet.only_pool().filter(fits) {
+        return Ok(pool);
+    }
+    let none = fleet.pools().next().is_none();
+    match unnamed {
+        Unnamed::Unavailable if none => Err(Problem::new(
+            axum::http::StatusCode::SERVICE_UNAVAILABLE,
+            "no_worker",
+            "no schedulable workers are available",
+        )),
+        Unnamed::Unavailable => {
+            fleet.resolve(DEFAULT_MODEL, group).ok_or_else(|| unknown_pool(DEFAULT_MODEL, group))
+        }
+        Unnamed::Field => {
+            let detail = "missing field `model_name`: it can be left out only while there is one pool";
+            Err(Problem::wrong_field("model_name", detail))
+        }
+    }
+}
+
+/// The model of a worker or a selection that names none, as in Dynamo's selection service.
+pub(super) const DEFAULT_MODEL: &str = "default";
+
+fn unknown_pool(model: &str, group: Option<&str>) -> Problem {
+    let group = group.unwrap_or(crate::fleet::PoolKey::DEFAULT_GROUP);
+    let detail = format!("no indexer for model={} routing_group={}", short(model), short(group));
+    Problem::not_found("unknown_model", detail).field("model_name")
+}
+
+/// An error must not carry a whole hostile body around.
+pub(super) fn short(text: &str) -> &str {
+    let end = text.char_indices().nth(200).map_or(text.len(), |(at, _)| at);
+    &text[..end]
+}
+
+/// A query's block size, if it gives one, must be the pool's.
+pub(super) fn check_block_size(asked: Option<u32>, is: BlockSize) -> Result<(), Problem> {
+    match asked {
+        Some(asked) if asked != is.get() => Err(Problem::bad_request(
+            "block_size",
+            format!("the pool has blocks of {is} tokens, not {asked}"),
+        )
+        .field("block_size")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,445 @@
+//! `/register`, `/unregister`, `/workers`, `/ready`: who is there.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::Control;
+use super::boundary::{IdOut, JsonBody, WireId, not_null, pool_names};
+use super::problem::Problem;
+use super::query::age_ms;
+use super::records::{EngineBody, PostedOut, Readiness, Record, WorkerBody, block_size, check_blank};
+use super::state::{ServiceState, short};
+use crate::fleet::{Endpoints, EventsFrom, IdForm, PoolKey, Ranks, WorkerSpec};
+use crate::ids::{DpRank, Moment, RankKey, WorkerId};
+use crate::indexer::{FleetView, RankView, WorkerView};
+use crate::trust::Trust;
+
+// === the indexer's way: rank by rank ===
+
+#[derive(Deserialize)]
+pub(super) struct RegisterBody {
+    instance_id: WireId,
+    endpoint: String,
+    block_size: u32,
+    dp_rank: Option<u32>,
+    /// Ours: how many ranks from `dp_rank` on; their ports are the endpoint's plus their global rank.
+    data_parallel_size: Option<u32>,
+    #[serde(default, deserialize_with = "not_null")]
+    model_name: Option<String>,
+    #[serde(default, deserialize_with = "not_null")]
+    routing_group: Option<String>,
+    model: Option<String>,
+    modelname: Option<String>,
+    tenant_id: Option<String>,
+    replay_endpoint: Option<String>,
+    r#type: Option<EngineBody>,
+}
+
+/// `POST /register`.
+pub(super) async fn register<C: Control>(
+    State(state): State<ServiceState<C>>,
+    JsonBody(body): JsonBody<RegisterBody>,
+) -> Result<Response, Problem> {
+    let called = |field| match field {
+        "worker_id" => "instance_id",
+        "size" if body.data_parallel_size.is_some() => "data_parallel_size",
+        "size" => "dp_rank",
+        field => field,
+    };
+    let pool = pool_names!(body).pool_key()?;
+    let block_size = block_size(body.block_size)?;
+    check_blank("endpoint", Some(&body.endpoint))?;
+    check_blank("replay_endpoint", body.replay_endpoint.as_deref())?;
+    let rank = DpRank(body.dp_rank.unwrap_or(0));
+    let ranks = match body.data_parallel_size {
+        Some(size) => Ranks::range(rank.0, size),
+        None => Ranks::single(rank),
+    };
+    let ranks = ranks.map_err(|error| Problem::declare(&error, called))?;
+    let at = |endpoint: &str| match body.data_parallel_size {
+        Some(_) => Endpoints::base(endpoint),
+        None => Endpoints::per_rank([(rank, endpoint)]),
+    };
+    let events = EventsFrom::Zmq {
+        endpoints: at(&body.endpoint),
+        replay: body.replay_endpoint.as_deref().map(at),
+        topic: String::new(),
+    };
+    let WireId { id, form } = &body.instance_id;
+    let spec = WorkerSpec {
+        id_form: *form,
+        events,
+        engine: body.r#type.map(Into::into).unwrap_or_default(),
+        ..WorkerSpec::new(id.clone(), pool, block_size, ranks)
+    };
+    let _change = state.records().change().await;
+    let change = state.control().add_rank(spec).await.map_err(|error| Problem::control(&error, called))?;
+    // What was posted for it in pieces is settled now.
+    state.records().remove(id);
+    tracing::info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "registered");
+    Ok((StatusCode::CREATED, Json(json!({ "status": "ok" }))).into_response())
+}
+
+#[derive(Deserialize)]
+pub(super) struct UnregisterBody {
+    instance_id: WireId,
+    dp_rank: Option<u32>,
+    #[serde(default, deserialize_with = "not_null")]
+    model_name: Option<String>,
+    routing_group: Option<String>,
+    model: Option<String>,
+    modelname: Option<String>,
+    tenant_id: Option<String>,
+}
+
+/// `POST /unregister`.
+pub(super) async fn unregister<C: Control>(
+    State(state): State<ServiceState<C>>,
+    JsonBody(body): JsonBody<UnregisterBody>,
+) -> Result<Response, Problem> {
+    let id = &body.instance_id.id;
+    let not_found = |detail: String| Problem::not_found("unknown_worker", detail).field("instance_id");
+    let _change = state.records().change().await;
+    let fleet = state.view().fleet();
+    let Some(spec) = fleet.declared().worker(id) else {
+        return Err(not_found(format!("instance {id} not found")));
+    };
+    let (names, is) = (pool_names!(body), &spec.pool);
+    let other_model = names.model().is_some_and(|model| *model != *is.model);
+    let other_group = names.group().is_some_and(|group| *group != *is.group);
+    if other_model || other_group {
+        return Err(not_found(format!(
+            "instance {id} is registered for model={} routing_group={}",
+            is.model, is.group
+        )));
+    }
+    let control = state.control();
+    let gone = match body.dp_rank {
+        Some(dp_rank) => {
+            let rank = RankKey { worker: id.clone(), dp_rank: DpRank(dp_rank) };
+            let change =
+                control.remove_rank(rank).await.map_err(|error| Problem::control(&error, |of| of))?;
+            let missing = || {
+                let detail = format!("instance {id} dp_rank {dp_rank} not found");
+                Problem::not_found("unknown_rank", detail).field("dp_rank")
+            };
+            change.ok_or_else(missing)?
+        }
+        None => {
+            let change =
+                control.withdraw(id.clone()).await.map_err(|error| Problem::control(&error, |of| of))?;
+            change.ok_or_else(|| not_found(format!("instance {id} not found")))?
+        }
+    };
+    // A worker that was posted whole is not that worker any more.
+    state.records().remove(id);
+    tracing::info!(worker = %gone.worker, pool = %gone.pool, ranks = gone.removed.len(), "unregistered");
+    Ok(Json(json!({ "status": "ok" })).into_response())
+}
+
+// === the selection service's way: worker by worker ===
+
+/// `POST /workers`.
+pub(super) async fn declare<C: Control>(
+    State(state): State<ServiceState<C>>,
+    JsonBody(body): JsonBody<WorkerBody>,
+) -> Result<Response, Problem> {
+    let missing = || Problem::wrong_field("worker_id", "missing field `worker_id`");
+    let id = body.worker_id.clone().ok_or_else(missing)?;
+    let _change = state.records().change().await;
+    let out = settle(&state, &id, body).await?;
+    Ok((StatusCode::CREATED, out).into_response())
+}
+
+/// `PATCH /workers/{id}`.
+pub(super) async fn patch<C: Control>(
+    State(state): State<ServiceState<C>>,
+    Path(id): Path<String>,
+    JsonBody(patch): JsonBody<WorkerBody>,
+) -> Result<Response, Problem> {
+    let id = WorkerId::new(id);
+    let _change = state.records().change().await;
+    let fleet = state.view().fleet();
+    let declared = fleet.declared().worker(&id);
+    match state.records().get(&id) {
+        Some(record) => {
+            let id = WireId { id, form: record.form };
+            settle(&state, &id, record.body.patched(patch)).await
+        }
+        None if declared.is_some() => Err(Problem::new(
+            StatusCode::CONFLICT,
+            "not_posted",
+            format!("worker {id} was registered rank by rank or configured: post it whole to /workers first"),
+        )),
+        None => Err(unknown(&id)),
+    }
+}
+
+/// `DELETE /workers/{id}`.
+pub(super) async fn withdraw<C: Control>(
+    State(state): State<ServiceState<C>>,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    let id = WorkerId::new(id);
+    let _change = state.records().change().await;
+    let fleet = state.view().fleet();
+    let view = fleet.pool_of(&id).and_then(|pool| Some((&pool.key, pool.worker(&id)?)));
+    let record = state.records().get(&id);
+    if view.is_none() && record.is_none() {
+        return Err(unknown(&id));
+    }
+    state.control().withdraw(id.clone()).await.map_err(|error| Problem::control(&error, |of| of))?;
+    state.records().remove(&id);
+    tracing::info!(worker = %id, "withdrawn");
+    let now = state.control().now();
+    let out = match (view, &record) {
+        (Some((pool, view)), record) => {
+            WorkerOut { lifecycle: "unschedulable", ..WorkerOut::declared(pool, view, record.as_ref(), now) }
+        }
+        (None, Some(record)) => {
+            WorkerOut { lifecycle: "unschedulable", ..WorkerOut::incomplete(&id, record) }
+        }
+        (None, None) => return Err(unknown(&id)),
+    };
+    Ok(Json(out).into_response())
+}
+
+fn unknown(id: &WorkerId) -> Problem {
+    let detail = format!("worker {} not found", short(id.as_str()));
+    Problem::not_found("unknown_worker", detail).field("worker_id")
+}
+
+/// Brings a record into the fleet, or keeps it until it is complete.
+async fn settle<C: Control>(
+    state: &ServiceState<C>,
+    id: &WireId,
+    body: WorkerBody,
+) -> Result<Response, Problem> {
+    body.check_sizes()?;
+    let called = |field| match field {
+        "size" => "data_parallel_size",
+        "endpoint" if body.kv_events_endpoints.is_some() => "kv_events_endpoints",
+        "endpoint" => "kv_events_endpoint",
+        field => field,
+    };
+    let refused = |error| Problem::control(&error, called);
+    let missing = match body.readiness(id)? {
+        Readiness::Complete(spec) => {
+            state.control().declare(*spec).await.map_err(refused)?;
+            Vec::new()
+        }
+        Readiness::Incomplete(missing) => missing,
+    };
+    let record = Record { body: body.clone(), form: id.form, missing };
+    state.records().put(id.id.clone(), record.clone())?;
+    if !record.missing.is_empty() {
+        // An incomplete worker serves nothing, also if it did before.
+        state.control().withdraw(id.id.clone()).await.map_err(refused)?;
+        tracing::info!(worker = %id.id, missing = ?record.missing, "incomplete");
+        return Ok(Json(WorkerOut::incomplete(&id.id, &record)).into_response());
+    }
+    tracing::info!(worker = %id.id, "declared");
+    let fleet = state.view().fleet();
+    let view = fleet.pool_of(&id.id).and_then(|pool| Some((pool, pool.worker(&id.id)?)));
+    let Some((pool, view)) = view else {
+        // Withdrawn between the declaration and this line, from elsewhere.
+        return Err(unknown(&id.id));
+    };
+    let out = WorkerOut::declared(&pool.key, view, Some(&record), state.control().now());
+    Ok(Json(out).into_response())
+}
+
+// === lists ===
+
+#[derive(Deserialize)]
+pub(super) struct WorkerFilter {
+    model_name: Option<String>,
+    routing_group: Option<String>,
+    model: Option<String>,
+    modelname: Option<String>,
+    tenant_id: Option<String>,
+}
+
+impl WorkerFilter {
+    /// Whether the filter lets a pool through.
+    pub(super) fn admits(&self, pool: &PoolKey) -> bool {
+        let names = pool_names!(self);
+        names.model().is_none_or(|model| *model == *pool.model)
+            && names.group().is_none_or(|group| *group == *pool.group)
+    }
+}
+
+/// `GET /workers`.
+pub(super) async fn list<C: Control>(
+    State(state): State<ServiceState<C>>,
+    Query(filter): Query<WorkerFilter>,
+) -> Response {
+    let fleet = state.view().fleet();
+    let (incomplete, records) = (state.records().incomplete(), records_of(&state, &fleet));
+    Json(all(&fleet, &incomplete, &records, &filter, state.control().now())).into_response()
+}
+
+/// `GET /ready`: 200 once one worker can be chosen.
+pub(super) async fn ready<C: Control>(State(state): State<ServiceState<C>>) -> Response {
+    let fleet = state.view().fleet();
+    let (incomplete, records) = (state.records().incomplete(), records_of(&state, &fleet));
+    let everything =
+        WorkerFilter { model_name: None, routing_group: None, model: None, modelname: None, tenant_id: None };
+    let workers = all(&fleet, &incomplete, &records, &everything, state.control().now());
+    let schedulable = workers.iter().filter(|worker| worker.lifecycle == "schedulable").count();
+    let status = if schedulable > 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = json!({ "ready": schedulable > 0, "schedulable_workers": schedulable, "workers": workers });
+    (status, Json(body)).into_response()
+}
+
+fn records_of<C: Control>(state: &ServiceState<C>, fleet: &FleetView) -> BTreeMap<WorkerId, Record> {
+    let posted = |spec: &WorkerSpec| Some((spec.worker.clone(), state.records().get(&spec.worker)?));
+    fleet.declared().workers().filter_map(posted).collect()
+}
+
+fn all<'a>(
+    fleet: &'a FleetView,
+    incomplete: &'a [(WorkerId, Record)],
+    records: &'a BTreeMap<WorkerId, Record>,
+    filter: &WorkerFilter,
+    now: Moment,
+) -> Vec<WorkerOut<'a>> {
+    let declared = fleet.pools().filter(|pool| filter.admits(&pool.key)).flat_map(|pool| {
+        let out = |worker| WorkerOut::declared(&pool.key, worker, records.get(&worker.spec.worker), now);
+        pool.workers.iter().map(out)
+    });
+    let incomplete = incomplete.iter().filter(|(_, record)| filter.admits(&record.body.pool()));
+    declared.chain(incomplete.map(|(id, record)| WorkerOut::incomplete(id, record))).collect()
+}
+
+/// A worker with the fields of both APIs.
+#[derive(Serialize)]
+struct WorkerOut<'a> {
+    worker_id: IdOut<'a>,
+    instance_id: IdOut<'a>,
+    model_name: String,
+    routing_group: String,
+    block_size: Option<u32>,
+    source: &'static str,
+    status: &'static str,
+    lifecycle: &'static str,
+    endpoints: BTreeMap<u32, &'a str>,
+    listeners: BTreeMap<u32, ListenerOut<'a>>,
+    #[serde(flatten)]
+    posted: PostedOut<'a>,
+    role: Option<&'static str>,
+    balance: Option<&'static str>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    not_schedulable_reasons: &'a [String],
+}
+
+#[derive(Serialize)]
+struct ListenerOut<'a> {
+    endpoint: Option<&'a str>,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<&'static str>,
+    replay_endpoint: Option<&'a str>,
+    local_rank: u32,
+    trust: &'static str,
+    may_err: &'static [&'static str],
+    age_ms: Option<u64>,
+}
+
+impl<'a> WorkerOut<'a> {
+    fn declared(pool: &PoolKey, view: &'a WorkerView, record: Option<&'a Record>, now: Moment) -> Self {
+        let spec = &view.spec;
+        let id = IdOut(&spec.worker, spec.id_form);
+        let endpoints = view
+            .ranks
+            .iter()
+            .filter_map(|rank| Some((rank.plan.rank.dp_rank.0, rank.plan.events.as_ref()?.address())));
+        let listeners: BTreeMap<_, _> =
+            view.ranks.iter().map(|rank| (rank.plan.rank.dp_rank.0, listener(rank, now))).collect();
+        Self {
+            worker_id: id,
+            instance_id: id,
+            model_name: pool.model.to_string(),
+            routing_group: pool.group.to_string(),
+            block_size: Some(spec.block_size.get()),
+            source: match spec.events {
+                EventsFrom::Zmq { .. } => "zmq",
+                EventsFrom::Fed => "fed",
+                EventsFrom::None => "none",
+            },
+            status: status_of(listeners.values().map(|listener| listener.status)),
+            lifecycle: "schedulable",
+            endpoints: endpoints.collect(),
+            listeners,
+            posted: match record {
+                Some(record) => PostedOut::of(&record.body),
+                None => PostedOut::of_spec(spec),
+            },
+            role: Some(spec.role.name()),
+            balance: Some(spec.balance.name()),
+            not_schedulable_reasons: &[],
+        }
+    }
+
+    fn incomplete(id: &'a WorkerId, record: &'a Record) -> Self {
+        let pool = record.body.pool();
+        let id: IdOut<'a> = IdOut(id, record.form);
+        Self {
+            worker_id: id,
+            instance_id: id,
+            model_name: pool.model.to_string(),
+            routing_group: pool.group.to_string(),
+            block_size: record.body.block_size,
+            source: "zmq",
+            status: "pending",
+            lifecycle: "incomplete",
+            endpoints: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            posted: PostedOut::of(&record.body),
+            role: None,
+            balance: None,
+            not_schedulable_reasons: &record.missing,
+        }
+    }
+}
+
+fn listener(rank: &RankView, now: Moment) -> ListenerOut<'_> {
+    let trust = rank.status.trust();
+    let connected = rank.status.report().connected;
+    let (status, last_error) = match trust {
+        Trust::Silent => ("failed", Some("nothing is heard from the rank")),
+        _ if connected || !rank.plan.publishes => ("active", None),
+        _ => ("pending", None),
+    };
+    ListenerOut {
+        endpoint: rank.plan.events.as_ref().map(|at| at.address()),
+        status,
+        last_error,
+        replay_endpoint: rank.plan.replay.as_ref().map(|at| at.address()),
+        local_rank: rank.plan.local.0,
+        trust: trust.name(),
+        may_err: trust.may_err(),
+        age_ms: age_ms(now, rank),
+    }
+}
+
+/// A worker is as well as the least of its ranks.
+fn status_of(ranks: impl Iterator<Item = &'static str>) -> &'static str {
+    let weight = |status: &&str| match *status {
+        "failed" => 2,
+        "pending" => 1,
+        _ => 0,
+    };
+    ranks.max_by_key(weight).unwrap_or("pending")
+}
+
+/// How a worker's id is written in answers that name it.
+pub(super) fn form_of(fleet: &FleetView, id: &WorkerId) -> IdForm {
+    fleet.declared().worker(id).map(|spec| spec.id_form).unwrap_or_default()
+}
