@@ -94,7 +94,6 @@ pub fn exit_code(ended: Result<Verdict>) -> ExitCode {
     match ended {
         Ok(Verdict::Ok) => ExitCode::SUCCESS,
         Ok(Verdict::Failed) => ExitCode::from(1),
-        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Not `eprintln`: a closed stderr must not turn 2 into a panic's 101.
             let _ = std::io::Write::write_fmt(
