@@ -39,10 +39,11 @@ note() {
 # === the oldest compiler that Cargo.toml promises ===
 
 oldest="$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)"
-if rustup run "$oldest" rustc --version >/dev/null 2>&1; then
+toolchain="$(rustup toolchain list 2>/dev/null | grep -om1 "^${oldest//./[.]}[.-][^ ]*" || true)"
+if [[ -n $toolchain ]]; then
     printf '\n=== check with Rust %s\n' "$oldest"
     started=$SECONDS status=0
-    rustup run "$oldest" cargo check --locked --target-dir "$target/oldest" || status=$?
+    rustup run "$toolchain" cargo check --locked --target-dir "$target/oldest" || status=$?
     note "Rust $oldest" "$status" $((SECONDS - started)) "cargo check"
 else
     summary+=("Rust $oldest: not checked (rustup toolchain install $oldest --profile minimal)")

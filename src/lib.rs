@@ -32,14 +32,15 @@
 //! - [`fleet`]: who is there: pools, workers, their ranks and endpoints.
 //! - [`load`]: how busy and how full each rank is, as far as it is known.
 //! - [`routing`]: a request against all three, and the choice with its reason.
+//! - `service` (feature `io`): the same over HTTP, with metrics.
 //! - [`capture`]: recorded streams through the same door, and the check against the engines' truth.
 //! - [`ids`], [`block`], [`trust`]: the vocabulary of all of them.
 //!
 //! # What is not in here
 //!
 //! - `events`, `index`, `fleet` and `load` do not know each other; [`indexer`] and [`routing`] join them.
-//! - None of these modules but `ingest` opens a socket, none but [`pump`] starts a thread, and none holds
-//!   global state. Time is always an argument. Without the default feature `io` the crate builds without
+//! - None of these modules but `ingest` and `service` opens a socket or reads a clock, none but [`pump`]
+//!   starts a thread, and none holds global state; elsewhere time is an argument. Without the default feature `io` the crate builds without
 //!   tokio and without zeromq.
 //! - Inner types are not serialisable. What crosses a boundary has its own shape there, so that the inside
 //!   can change.

@@ -184,7 +184,10 @@ pub(super) async fn list<C: Control>(
             pending_isl_tokens: 0,
         }
     });
-    Json(pools.collect::<Vec<_>>()).into_response()
+    let pools: Vec<_> = pools.collect();
+    // Reports need not wait for the answer to be written.
+    drop(loads);
+    Json(pools).into_response()
 }
 
 fn rank_load<'a, C: Control>(

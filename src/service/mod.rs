@@ -10,10 +10,12 @@
 mod boundary;
 mod loads;
 mod metrics;
+mod potential;
 mod problem;
 mod query;
 mod records;
 mod select;
+mod selection;
 mod state;
 mod workers;
 
@@ -75,8 +77,8 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/query", post(query::query))
         .route("/query_by_hash", post(query::query_by_hash))
         .route("/select", post(select::select))
-        .route("/potential_loads", post(select::potential_loads))
-        .route("/overlap_scores", post(select::overlap_scores))
+        .route("/potential_loads", post(potential::potential_loads))
+        .route("/overlap_scores", post(potential::overlap_scores))
         .layer(DefaultBodyLimit::max(prompt_limit));
     let others = Router::new()
         .route("/register", post(workers::register))

@@ -110,7 +110,7 @@ pub(super) struct HashBody {
 /// The part of the URL that says how hashes are answered.
 #[derive(Deserialize)]
 pub(super) struct HashParam {
-    hashes: Option<String>,
+    pub(super) hashes: Option<String>,
 }
 
 /// `POST /query`.

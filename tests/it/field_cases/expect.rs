@@ -135,7 +135,7 @@ impl Stage {
             "lost_batches" => total.stream.lost_batches,
             "duplicate_batches" => total.stream.duplicate_batches,
             "malformed_messages" => total.content.malformed_messages,
-            "skipped_events" => total.content.skipped.total().into(),
+            "skipped_events" => total.content.skipped.total(),
             "orphan_blocks" => total.content.orphan_blocks,
             "unknown_removals" => total.content.unknown_removals,
             "rank_mismatch" => total.content.rank_mismatch,

@@ -63,11 +63,10 @@ impl Engines {
         let rank = RankKey::new(worker, dp_rank);
         let Some(source) = indexer.source(&rank) else { return false };
         let replay = indexer.fleet().rank(&rank).and_then(|plan| plan.replay.clone());
-        if let Some(ring) = replay.and_then(|at| {
-            let mut rings = self.shared.rings.lock();
-            rings.get_mut(at.address()).map(|ring| ring.sent = seq)
-        }) {
-            let () = ring;
+        if let Some(at) = replay
+            && let Some(ring) = self.shared.rings.lock().get_mut(at.address())
+        {
+            ring.sent = seq;
         }
         let frames = [Bytes::new(), Bytes::from(seq.to_be_bytes().to_vec()), Bytes::from(payload)];
         let mut actions = Vec::new();

@@ -372,6 +372,11 @@ async fn load_reports_are_taken_entry_by_entry() {
         );
         assert_eq!(unknown["basis"], "never_reported");
     }
+    // A prompt as long as a number can say does not overflow what is added to it.
+    let endless = json!({ "block_hashes": [], "sequence_hashes": [], "isl_tokens": u64::MAX });
+    let potential = service.post("/potential_loads", endless.clone()).await.expect(200);
+    assert_eq!(potential[0]["load"], "known");
+    service.post("/select", endless).await.expect(200);
     service.post("/loads", json!({ "worker_id": "w9", "ranks": {} })).await.problem(404, Some("worker_id"));
     service.post("/loads", json!({ "worker_id": "w2", "ranks": [] })).await.problem(422, Some("ranks"));
     let source = "s".repeat(65);

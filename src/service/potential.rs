@@ -1,0 +1,152 @@
+//! `/potential_loads` and `/overlap_scores`: what a prompt would meet on each rank, without a choice.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::json;
+
+use super::Control;
+use super::boundary::{IdOut, JsonBody};
+use super::problem::Problem;
+use super::query::Reach;
+use super::selection::SelectBody;
+use super::state::{ServiceState, Unnamed, check_block_size, pool};
+use crate::load::RankLoadView;
+use crate::routing::{Candidate, CandidateLoad, Overlap, Request, Terms};
+
+#[derive(Serialize)]
+struct PotentialOut<'a> {
+    worker_id: IdOut<'a>,
+    dp_rank: u32,
+    potential_prefill_tokens: Option<u64>,
+    potential_decode_blocks: Option<u64>,
+    active_requests: Option<u64>,
+    load: &'static str,
+    trust: &'static str,
+}
+
+/// `POST /potential_loads`: what each rank's load would be with this prompt. `null` where it is not known.
+pub(super) async fn potential_loads<C: Control>(
+    State(state): State<ServiceState<C>>,
+    JsonBody(body): JsonBody<SelectBody>,
+) -> Result<Response, Problem> {
+    let parts = body.parts()?;
+    let fleet = state.view().fleet();
+    let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
+    check_block_size(body.block_size, pool.block_size)?;
+    let policy = state.router().config().policy.overlaid(&parts.policy)?;
+    let prompt = body.prompt(&parts);
+    let request = Request::new(prompt.isl_tokens(), pool.block_size);
+    let out = state.with_scratch(|scratch| {
+        let overlaps = state.router().overlap(pool, &prompt, body.hybrid(), scratch);
+        let now = state.control().now();
+        let loads = state.view().loads().lock();
+        let ranks = pool.ranks().map(|(worker, rank)| {
+            let load = state.router().load(now, &loads, pool, &rank.plan.rank);
+            let overlap = overlaps.of(rank.slot).map_or_else(Overlap::default, |of| Overlap {
+                device: of.device,
+                host: of.host,
+                disk: of.disk,
+            });
+            let known = candidate_load(&load);
+            let candidate = Candidate {
+                overlap,
+                load: known,
+                trust: rank.status.trust(),
+                ..Candidate::new(rank.plan.rank.clone(), rank.plan.local)
+            };
+            let terms = Terms::of(&policy, &request, None, &candidate);
+            let added = if policy.track_prefill_tokens { terms.effective_prefill_tokens } else { 0 };
+            PotentialOut {
+                worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
+                dp_rank: rank.plan.rank.dp_rank.0,
+                potential_prefill_tokens: load
+                    .active_prefill_tokens()
+                    .map(|active| active.saturating_add(added)),
+                // Unlike `/select`, this route leaves a partial last block out, as Dynamo's does.
+                potential_decode_blocks: load
+                    .decode_blocks()
+                    .map(|active| (active.ceil() as u64).saturating_add(request.full_blocks())),
+                active_requests: match &load {
+                    RankLoadView::Known { running, .. } => *running,
+                    RankLoadView::Unknown(_) => None,
+                },
+                load: if known == CandidateLoad::Unknown { "unknown" } else { "known" },
+                trust: candidate.trust.name(),
+            }
+        });
+        ranks.collect::<Vec<_>>()
+    });
+    Ok(Json(out).into_response())
+}
+
+fn candidate_load(load: &RankLoadView) -> CandidateLoad {
+    match load {
+        RankLoadView::Known { decode_blocks, active_prefill_tokens, running, age, .. } => {
+            CandidateLoad::Known {
+                decode_blocks: *decode_blocks,
+                active_prefill_tokens: *active_prefill_tokens,
+                active_requests: *running,
+                age: Some(*age),
+            }
+        }
+        RankLoadView::Unknown(_) => CandidateLoad::Unknown,
+    }
+}
+
+#[derive(Serialize)]
+struct OverlapOut<'a> {
+    worker_id: IdOut<'a>,
+    dp_rank: u32,
+    device_blocks: u64,
+    host_pinned_blocks: u64,
+    disk_blocks: u64,
+    host_pinned_extension_blocks: u64,
+    disk_extension_blocks: u64,
+    shared_beyond_device_blocks: Option<u64>,
+    trust: &'static str,
+    may_err: &'static [&'static str],
+    groups_left_out: bool,
+}
+
+/// `POST /overlap_scores`: what each rank holds of a prompt, in blocks.
+pub(super) async fn overlap_scores<C: Control>(
+    State(state): State<ServiceState<C>>,
+    JsonBody(body): JsonBody<SelectBody>,
+) -> Result<Response, Problem> {
+    let parts = body.parts()?;
+    let fleet = state.view().fleet();
+    let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
+    check_block_size(body.block_size, pool.block_size)?;
+    let prompt = body.prompt(&parts);
+    let response = state.with_scratch(|scratch| {
+        let overlaps = state.router().overlap(pool, &prompt, body.hybrid(), scratch);
+        let ranks = pool.ranks().map(|(worker, rank)| {
+            // In blocks: a block size of one token.
+            let reach = Reach::of(overlaps, rank, 1);
+            let trust = rank.status.trust();
+            OverlapOut {
+                worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
+                dp_rank: rank.plan.rank.dp_rank.0,
+                device_blocks: reach.device,
+                host_pinned_blocks: reach.host,
+                disk_blocks: reach.disk,
+                host_pinned_extension_blocks: reach.host - reach.device,
+                disk_extension_blocks: reach.disk - reach.host,
+                shared_beyond_device_blocks: None,
+                trust: trust.name(),
+                may_err: trust.may_err(),
+                groups_left_out: reach.left_out,
+            }
+        });
+        let body = json!({
+            "block_size": pool.block_size.get(),
+            "num_blocks": overlaps.hashes().blocks(),
+            "workers": ranks.collect::<Vec<_>>(),
+            "shared_cache": { "enabled": false, "total_hit_blocks": 0, "ranges": [], "error": null },
+        });
+        Json(body).into_response()
+    });
+    Ok(response)
+}

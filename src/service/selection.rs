@@ -1,0 +1,287 @@
+//! The body of `/select`, `/potential_loads` and `/overlap_scores`: a prompt, who may serve it, and what is
+//! scored otherwise.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::boundary::{PoolNames, WireHash, WireId, not_null, pool_names};
+use super::problem::Problem;
+use super::query::{HybridBody, KeyBody, MmBody, PromptKeys, check_lengths, content_keys, mm_items};
+use super::records::RoleBody;
+use crate::block::{ContentKey, ContentKeys, LocalBlockHash, SequenceHash};
+use crate::fleet::Role;
+use crate::ids::DpRank;
+use crate::index::HybridRule;
+use crate::routing::{AllowList, MmItem, Pin, PolicyOverride, Prompt, PromptForm, TrustCredit};
+
+#[derive(Deserialize)]
+pub(super) struct SelectBody {
+    token_ids: Option<Vec<u32>>,
+    block_hashes: Option<Vec<WireHash>>,
+    sequence_hashes: Option<Vec<WireHash>>,
+    isl_tokens: Option<u64>,
+    model_name: Option<String>,
+    #[serde(default, deserialize_with = "not_null")]
+    routing_group: Option<String>,
+    model: Option<String>,
+    modelname: Option<String>,
+    tenant_id: Option<String>,
+    lora_name: Option<String>,
+    cache_salt: Option<String>,
+    pub(super) block_size: Option<u32>,
+    is_eagle: Option<bool>,
+    #[serde(default)]
+    mm: Vec<MmBody>,
+    #[serde(default)]
+    extra_keys: Vec<Option<Vec<KeyBody>>>,
+    block_mm_infos: Option<Vec<Option<BlockMmBody>>>,
+    mm_routing_info: Option<MmRoutingBody>,
+    hybrid: Option<HybridBody>,
+    router_config_override: Option<OverrideBody>,
+    /// Ours: the same as in the override.
+    temperature: Option<f64>,
+    /// Ours: the same as in the override.
+    overlap_weight: Option<f64>,
+    pinned_worker: Option<PinBody>,
+    affinity_target: Option<PinBody>,
+    allowed_worker_ids: Option<Vec<WireId>>,
+    routing_constraints: Option<ConstraintsBody>,
+    role: Option<RoleBody>,
+    pub(super) selection_id: Option<String>,
+    advisory: Option<bool>,
+    // Known, checked and without effect on the choice.
+    #[serde(rename = "expected_output_tokens")]
+    _expected_output_tokens: Option<u32>,
+    #[serde(rename = "priority_jump")]
+    _priority_jump: Option<f64>,
+    #[serde(rename = "strict_priority")]
+    _strict_priority: Option<u32>,
+}
+
+/// Dynamo's marks of the images in one block.
+#[derive(Deserialize)]
+struct BlockMmBody {
+    mm_objects: Vec<MmObjectBody>,
+}
+
+#[derive(Deserialize)]
+struct MmObjectBody {
+    mm_hash: u64,
+    #[serde(rename = "offsets")]
+    _offsets: Vec<(u64, u64)>,
+}
+
+/// The tokens to route by, where they are not those to be sent.
+#[derive(Deserialize)]
+struct MmRoutingBody {
+    routing_token_ids: Vec<u32>,
+    block_mm_infos: Option<Vec<Option<BlockMmBody>>>,
+}
+
+#[derive(Deserialize)]
+struct PinBody {
+    worker_id: WireId,
+    dp_rank: Option<u32>,
+}
+
+impl PinBody {
+    fn pin(&self) -> Pin {
+        Pin { worker: self.worker_id.id.clone(), dp_rank: self.dp_rank.map(DpRank) }
+    }
+}
+
+#[derive(Deserialize)]
+struct ConstraintsBody {
+    #[serde(default)]
+    required_taints: Vec<String>,
+    #[serde(default)]
+    preferred_taints: BTreeMap<String, f64>,
+}
+
+/// Most labels that a request may require: each is looked for on each candidate.
+const MAX_REQUIRED: usize = 64;
+
+#[derive(Deserialize, Default)]
+struct OverrideBody {
+    overlap_weight: Option<f64>,
+    prefill_load_scale: Option<f64>,
+    overlap_score_weight: Option<f64>,
+    overlap_score_credit: Option<f64>,
+    overlap_score_credit_decay: Option<f64>,
+    host_cache_hit_weight: Option<f64>,
+    disk_cache_hit_weight: Option<f64>,
+    decode_active_request_weight: Option<f64>,
+    track_prefill_tokens: Option<bool>,
+    temperature: Option<f64>,
+    router_temperature: Option<f64>,
+    decode_counts_request: Option<bool>,
+    assume_kv_reuse: Option<bool>,
+    untrusted_credit: Option<CreditBody>,
+    shared_cache_multiplier: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct CreditBody {
+    #[serde(default = "one")]
+    joining: f64,
+    #[serde(default = "one")]
+    repairing: f64,
+    #[serde(default = "one")]
+    may_miss: f64,
+    #[serde(default = "one")]
+    may_overcredit: f64,
+    #[serde(default = "one")]
+    silent: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// A body in the types of the inside.
+pub(super) struct Parts<'a> {
+    pub(super) locals: Vec<LocalBlockHash>,
+    pub(super) sequences: Vec<SequenceHash>,
+    pub(super) mm: Vec<MmItem<'a>>,
+    pub(super) keys: Vec<ContentKeys>,
+    pub(super) cache_salt: Option<&'a str>,
+    pub(super) policy: PolicyOverride,
+    pub(super) pin: Option<Pin>,
+    pub(super) affinity: Option<Pin>,
+    pub(super) allowed: Option<AllowList>,
+    pub(super) required: Vec<Box<str>>,
+}
+
+impl SelectBody {
+    pub(super) fn names(&self) -> PoolNames<'_> {
+        pool_names!(self)
+    }
+
+    pub(super) fn hybrid(&self) -> Option<HybridRule> {
+        self.hybrid.map(Into::into)
+    }
+
+    pub(super) fn role(&self) -> Option<Role> {
+        self.role.map(Into::into)
+    }
+
+    pub(super) fn is_advisory(&self) -> bool {
+        self.advisory == Some(true)
+    }
+
+    fn tokens(&self) -> Option<&[u32]> {
+        let routing = self.mm_routing_info.as_ref().map(|info| info.routing_token_ids.as_slice());
+        routing.or(self.token_ids.as_deref())
+    }
+
+    /// The same in the types of the inside.
+    pub(super) fn parts(&self) -> Result<Parts<'_>, Problem> {
+        let (mut locals, mut sequences) = (Vec::new(), Vec::new());
+        if self.tokens().is_none() {
+            let missing = |field: &str| {
+                let detail = format!("{field} is required without token_ids");
+                Problem::bad_request("no_prompt", detail).field(field)
+            };
+            let blocks = self.block_hashes.as_deref().ok_or_else(|| missing("block_hashes"))?;
+            let chain = self.sequence_hashes.as_deref().ok_or_else(|| missing("sequence_hashes"))?;
+            self.isl_tokens.ok_or_else(|| missing("isl_tokens"))?;
+            check_lengths(("block_hashes", Some(blocks)), ("sequence_hashes", Some(chain)))?;
+            locals = WireHash::ints(blocks, "block_hashes")?.into_iter().map(LocalBlockHash).collect();
+            sequences = WireHash::ints(chain, "sequence_hashes")?.into_iter().map(SequenceHash).collect();
+        }
+        let PromptKeys { mut keys, cache_salt } =
+            content_keys(&self.extra_keys, self.lora_name.as_deref(), self.cache_salt.as_deref())?;
+        let routing = self.mm_routing_info.as_ref().and_then(|info| info.block_mm_infos.as_deref());
+        add_objects(routing.or(self.block_mm_infos.as_deref()).unwrap_or_default(), &mut keys);
+        let constraints = self.routing_constraints.as_ref();
+        let required = constraints.map_or(&[][..], |constraints| &constraints.required_taints);
+        if required.len() > MAX_REQUIRED {
+            let field = "routing_constraints.required_taints";
+            return Err(Problem::wrong_field(field, format!("more than {MAX_REQUIRED} entries")));
+        }
+        Ok(Parts {
+            locals,
+            sequences,
+            mm: mm_items(&self.mm, self.tokens().map_or(0, <[u32]>::len))?,
+            keys,
+            cache_salt,
+            policy: self.policy()?,
+            pin: self.pinned_worker.as_ref().map(PinBody::pin),
+            affinity: self.affinity_target.as_ref().map(PinBody::pin),
+            allowed: self
+                .allowed_worker_ids
+                .as_ref()
+                .map(|allowed| allowed.iter().map(|worker| worker.id.clone()).collect()),
+            required: required.iter().map(|taint| taint.as_str().into()).collect(),
+        })
+    }
+
+    fn policy(&self) -> Result<PolicyOverride, Problem> {
+        let nothing = OverrideBody::default();
+        let over = self.router_config_override.as_ref().unwrap_or(&nothing);
+        if let Some(multiplier) = over.shared_cache_multiplier.filter(|of| !(0.0..=1.0).contains(of)) {
+            let field = "router_config_override.shared_cache_multiplier";
+            return Err(Problem::wrong_field(
+                field,
+                format!("{field} is {multiplier}; it must be from 0 to 1"),
+            ));
+        }
+        let preferred = self.routing_constraints.as_ref().map(|constraints| &constraints.preferred_taints);
+        let labels = preferred.filter(|labels| !labels.is_empty());
+        Ok(PolicyOverride {
+            overlap_weight: (self.overlap_weight.or(over.overlap_weight))
+                .or(over.prefill_load_scale)
+                .or(over.overlap_score_weight),
+            overlap_score_credit: over.overlap_score_credit,
+            overlap_score_credit_decay: over.overlap_score_credit_decay,
+            host_cache_hit_weight: over.host_cache_hit_weight,
+            disk_cache_hit_weight: over.disk_cache_hit_weight,
+            decode_active_request_weight: over.decode_active_request_weight,
+            track_prefill_tokens: over.track_prefill_tokens,
+            temperature: self.temperature.or(over.temperature).or(over.router_temperature),
+            decode_counts_request: over.decode_counts_request,
+            assume_kv_reuse: over.assume_kv_reuse,
+            preferred_taints: labels.map(|labels| {
+                labels.iter().map(|(label, weight)| (label.as_str().into(), *weight)).collect()
+            }),
+            untrusted_credit: over.untrusted_credit.as_ref().map(|credit| TrustCredit {
+                joining: credit.joining,
+                repairing: credit.repairing,
+                may_miss: credit.may_miss,
+                may_overcredit: credit.may_overcredit,
+                silent: credit.silent,
+            }),
+        })
+    }
+
+    pub(super) fn prompt<'a>(&'a self, parts: &'a Parts<'a>) -> Prompt<'a> {
+        let form = match self.tokens() {
+            Some(ids) => PromptForm::Tokens { ids, eagle: self.is_eagle == Some(true) },
+            None => PromptForm::Hashes {
+                locals: &parts.locals,
+                sequences: &parts.sequences,
+                isl_tokens: self.isl_tokens.unwrap_or(0),
+            },
+        };
+        Prompt {
+            form,
+            lora_name: self.lora_name.as_deref(),
+            cache_salt: parts.cache_salt,
+            mm: &parts.mm,
+            keys: &parts.keys,
+        }
+    }
+}
+
+/// Dynamo's object hashes are no identifiers that an engine sends, so a block that has one equals none that
+/// we index: it must not be taken for text.
+fn add_objects(blocks: &[Option<BlockMmBody>], keys: &mut Vec<ContentKeys>) {
+    if blocks.len() > keys.len() {
+        keys.resize(blocks.len(), ContentKeys::new());
+    }
+    for (block, keys) in blocks.iter().zip(keys) {
+        let objects = block.iter().flat_map(|block| &block.mm_objects);
+        keys.extend(objects.map(|object| ContentKey::Opaque(object.mm_hash.to_le_bytes().as_slice().into())));
+    }
+}
