@@ -8,6 +8,8 @@
 //! **Not here yet:** reservations, `/dump`, peers, gRPC, `/v1/loads`. Their routes are unknown ones: 404.
 
 mod boundary;
+mod capacity;
+mod gateway;
 mod loads;
 mod metrics;
 mod potential;
@@ -90,6 +92,9 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/unregister", post(workers::unregister))
         .route("/workers", post(workers::declare).get(workers::list))
         .route("/workers/{id}", delete(workers::withdraw).patch(workers::patch))
+        .route("/workers/{id}/drain-check", get(capacity::drain_check))
+        .route("/capacity", get(capacity::list))
+        .route("/v1/loads", get(gateway::list))
         .route("/loads", get(loads::list).post(loads::report))
         .layer(DefaultBodyLimit::max(limit));
     prompts
@@ -143,7 +148,7 @@ async fn index() -> impl IntoResponse {
             "POST /query", "POST /query_by_hash", "POST /select", "POST /potential_loads",
             "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
             "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
-            "GET /ready", "GET /metrics",
+            "GET /ready", "GET /metrics", "GET /capacity", "GET /workers/{id}/drain-check", "GET /v1/loads",
         ],
     }))
 }
