@@ -130,6 +130,7 @@ fn entry<'a>(
 
 fn rank_of(text: &str) -> Result<u32, Problem> {
     text.parse().map_err(|_| {
-        Problem::wrong_field("dp_rank", format!("dp_rank {text:?} is no rank; give a whole number"))
+        let detail = format!("dp_rank {text:?} is no rank; give a whole number");
+        Problem::bad_request("no_such_rank", detail).field("dp_rank")
     })
 }
