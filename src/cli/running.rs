@@ -110,6 +110,10 @@ impl Control for Live {
     fn now(&self) -> Moment {
         self.0.now()
     }
+
+    fn queued_messages(&self) -> Option<u64> {
+        Some(self.0.depth())
+    }
 }
 
 fn closed(_: Gone) -> ControlError {

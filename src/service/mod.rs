@@ -56,6 +56,11 @@ pub trait Control: Clone + Send + Sync + 'static {
 
     /// The moment on the clock that drives the indexer.
     fn now(&self) -> Moment;
+
+    /// Messages that wait for the indexing thread; `None` where there is no queue.
+    fn queued_messages(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Why a command was not carried out.
