@@ -210,8 +210,8 @@ mod tests {
     /// L4, L6
     #[test]
     fn bad_bytes_are_told_apart() {
-        let mut body = GetLoadsResponse::default();
-        body.loads = vec![Bytes::from_static(b"\x10"), load(1).encode_to_vec().into()];
+        let loads = vec![Bytes::from_static(b"\x10"), load(1).encode_to_vec().into()];
+        let body = GetLoadsResponse { loads, ..GetLoadsResponse::default() };
         let answer = read(Servicer::Vllm, body.encode_to_vec().into()).unwrap();
         assert_eq!(answer.believable().len(), 1);
         let other = read(Servicer::Vllm, Bytes::from_static(b"\xff\xff\xff"));
