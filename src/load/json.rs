@@ -159,6 +159,19 @@ mod tests {
         answer(text.as_bytes())
     }
 
+    proptest::proptest! {
+        /// L4: an entry is what it is whatever numbers stand beside it, those that JSON does not have included.
+        #[test]
+        fn neighbours_change_nothing(number in "NaN|-?Infinity|-?[1-9][0-9]{0,2}|-?[1-9]e[0-9]{1,4}|\"\\PC{0,5}\"", garbage in "\\PC{0,30}") {
+            let escaped = serde_json::to_string(&garbage).unwrap();
+            let number = if number.starts_with('"') { escaped.clone() } else { number };
+            let text = format!("{{\"note\": {escaped}, \"loads\": [{{\"dp_rank\": 0, \"num_running_reqs\": {number}}}, {{\"dp_rank\": 1, \"num_running_reqs\": 3}}]}}");
+            let answer = read(&text).unwrap();
+            proptest::prop_assert_eq!(answer.entries[1].load.check().unwrap().0.num_running_reqs, Some(3));
+            let _ = read(&garbage);
+        }
+    }
+
     /// L4: bad numbers spoil their own entry, those that are not even JSON included.
     #[test]
     fn bad_numbers_spoil_their_entry_alone() {

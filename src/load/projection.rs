@@ -40,7 +40,7 @@ pub enum Transport {
 
 impl WorkerUrl {
     /// Reads `http://host:port`, `grpc://host:port`, or either with `@rank` behind it. A trailing slash does
-    /// not make another worker.
+    /// not make another worker. There is no TLS: `https://` is another scheme.
     ///
     /// # Errors
     /// Another scheme, no host, a rank that cannot be.
@@ -53,7 +53,7 @@ impl WorkerUrl {
             _ => (text, None),
         };
         let base = base.trim_end_matches('/');
-        let rest = ["http://", "https://", "grpc://"].iter().find_map(|scheme| base.strip_prefix(scheme));
+        let rest = ["http://", "grpc://"].iter().find_map(|scheme| base.strip_prefix(scheme));
         match rest {
             None => Err(BadWorkerUrl::Scheme(text.into())),
             Some(rest) if rest.split(['/', '?', '#']).next().is_none_or(str::is_empty) => {
@@ -195,6 +195,7 @@ mod tests {
         assert_eq!((named.base(), named.rank()), ("http://user@host:1/base", None));
         let error = |text| WorkerUrl::parse(text).unwrap_err();
         assert!(matches!(error("tcp://h:1"), BadWorkerUrl::Scheme(_)));
+        assert!(matches!(error("https://h:1"), BadWorkerUrl::Scheme(_)));
         assert!(matches!(error("http://@1"), BadWorkerUrl::Host(_) | BadWorkerUrl::Scheme(_)));
         assert!(matches!(error("http:///x"), BadWorkerUrl::Host(_)));
         assert!(matches!(error("http://h:1@99999999999"), BadWorkerUrl::Rank(_)));

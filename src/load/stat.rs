@@ -184,6 +184,16 @@ mod tests {
         rmp_serde::to_vec(&value).unwrap()
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_payload_is_fatal(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64)) {
+            let _ = LoadStat::decode(&bytes);
+            let mut begins_well = b"\x96\xa8LoadStat".to_vec();
+            begins_well.extend(bytes);
+            let _ = LoadStat::decode(&begins_well);
+        }
+    }
+
     /// L5: running, waiting, tokens and the profiled size, in the order of the wire.
     #[test]
     fn a_message_is_read() {

@@ -10,6 +10,9 @@ use prom_text_format_parser::Scrape;
 use crate::load::answer::MAX_ENTRIES;
 use crate::load::{LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, TryAgain};
 
+/// Longest line that is looked at: a name, a dozen labels, a number.
+const MAX_LINE: usize = 16 << 10;
+
 /// A figure that a metric stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Figure {
@@ -65,6 +68,9 @@ pub fn read(body: &str, owned: &BTreeSet<u32>) -> Result<LoadAnswer, Outcome> {
         let name = line.split(['{', ' ', '\t']).next().unwrap_or_default();
         let Some(figure) = figure(name) else { continue };
         known = true;
+        if line.len() > MAX_LINE {
+            continue;
+        }
         if let Some((engine, value)) = sample(line, figure)
             && (series.len() < MAX_ENTRIES || series.contains_key(&engine))
         {
@@ -178,6 +184,18 @@ vllm:cache_config_info{block_size="16",engine="5",num_gpu_blocks="None"} 1.0
 vllm:e2e_request_latency_seconds_bucket{engine="4",le="0.3"} 7
 this line is broken {
 "#;
+
+    proptest::proptest! {
+        /// Whatever follows a name that we know is read or passed over.
+        #[test]
+        fn no_line_is_fatal(rest in "[\\PC{}=,\"\\\\ \t+.eE0-9-]{0,40}", cut in 0_usize..80) {
+            for name in ["vllm:num_requests_running", "sglang_token_usage", "vllm:cache_config_info{"] {
+                let _ = read(&format!("{name}{rest}\n{name}{{engine=\"0\"}} {rest}"), &owned(0..2));
+            }
+            let cut = VLLM.char_indices().nth(cut * VLLM.len() / 80).map_or(0, |(at, _)| at);
+            let _ = read(&VLLM[..cut], &owned(4..6));
+        }
+    }
 
     /// L10: per rank where the engine's number is a global rank; old and new names. L5: the profiled size.
     #[test]

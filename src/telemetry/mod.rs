@@ -13,7 +13,7 @@
 //! LoadStat messages come over ZMQ and so by `ingest`.
 //!
 //! # Limits
-//! No TLS: `https://` is read as a URL and cannot be reached. Redirects are not followed.
+//! No TLS, and so no `https://`. Redirects are not followed, and no proxy is used.
 
 pub mod exposition;
 pub mod feed;
