@@ -6,11 +6,15 @@ use anyhow::{Context, Result};
 use rankwise::fleet::{Change, WorkerSpec};
 use rankwise::ids::{Moment, RankKey, WorkerId};
 use rankwise::indexer::View;
-use rankwise::ingest::{Node, NodeConfig, NodeControl};
+use rankwise::ingest::{
+    LoadStatBinding, LoadStatConfig, LoadStatFeed, LoadTableSink, Node, NodeConfig, NodeControl,
+};
 use rankwise::pump::Gone;
 use rankwise::routing::{Router, RouterConfig};
 use rankwise::service::{self, Control, ControlError, ServiceConfig, ServiceState};
+use rankwise::telemetry::{Binding, FeedConfig, Feeds};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -20,6 +24,19 @@ pub struct Running {
     address: SocketAddr,
     stop: oneshot::Sender<()>,
     http: JoinHandle<std::io::Result<()>>,
+    /// What asks for load and listens to it, for as long as the service runs.
+    feeds: Option<(Feeds, LoadStatFeed)>,
+}
+
+/// Who is asked for load, and who publishes it.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    /// Workers that are asked.
+    pub asked: Vec<Binding>,
+    /// Workers that publish.
+    pub published: Vec<LoadStatBinding>,
+    /// How the first are asked.
+    pub config: FeedConfig,
 }
 
 impl Running {
@@ -46,7 +63,7 @@ impl Running {
             let _ = stopped.await;
         };
         let http = tokio::spawn(service::serve(listener, service::app(state), shutdown));
-        Ok(Self { node, address, stop, http })
+        Ok(Self { node, address, stop, http, feeds: None })
     }
 
     /// Where HTTP is served.
@@ -74,11 +91,29 @@ impl Running {
         declared.with_context(|| format!("worker {id:?} cannot be declared"))
     }
 
+    /// Asks for load, and listens to it, from now on and on the present runtime. Workers need not be declared
+    /// yet.
+    ///
+    /// # Errors
+    /// A URL that cannot be used.
+    pub fn watch_loads(&mut self, telemetry: Telemetry) -> Result<()> {
+        let handle = Handle::current();
+        let view = self.node.view();
+        let clock = self.node.clock();
+        let Telemetry { asked, published, config } = telemetry;
+        let feeds = Feeds::start(&handle, view, move || clock.now(), asked, &config)?;
+        let sink = LoadTableSink::new(view.clone(), move || clock.now());
+        let sockets = LoadStatFeed::start(&handle, view.clone(), published, sink, LoadStatConfig::default());
+        self.feeds = Some((feeds, sockets));
+        Ok(())
+    }
+
     /// Answers what has begun, closes the connections and ends.
     ///
     /// # Errors
     /// Those of accepting connections.
     pub async fn stop(self) -> Result<()> {
+        drop(self.feeds);
         let _ = self.stop.send(());
         self.http.await.context("the HTTP task has ended badly")?.context("cannot accept connections")?;
         drop(self.node);

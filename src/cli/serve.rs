@@ -67,7 +67,8 @@ impl Args {
 
 async fn serve(listen: &str, file: &ConfigFile, workers: Vec<WorkerSpec>, json: bool) -> Result<Verdict> {
     let node = NodeConfig { indexer: file.indexer(), driver: DriverConfig::default() };
-    let running = Running::start(listen, node, file.router()?, file.service()).await?;
+    let telemetry = file.telemetry().context("in the configuration")?;
+    let mut running = Running::start(listen, node, file.router()?, file.service()).await?;
     for (pattern, model) in file.patterns() {
         running
             .control()
@@ -80,6 +81,7 @@ async fn serve(listen: &str, file: &ConfigFile, workers: Vec<WorkerSpec>, json: 
         let change = running.declare(spec).await?;
         info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "declared");
     }
+    running.watch_loads(telemetry)?;
     let address = running.address();
     match json {
         true => print_json(&serde_json::json!({ "address": address.to_string() }))?,
