@@ -29,6 +29,8 @@ use super::running::Telemetry;
 pub struct ConfigFile {
     /// Where HTTP is served.
     pub listen: Option<String>,
+    /// Where gRPC is served; not at all unless it is named.
+    pub grpc_listen: Option<String>,
     streams: StreamsTable,
     scoring: ScoringTable,
     http: HttpTable,
