@@ -32,6 +32,7 @@
 //! - [`fleet`]: who is there: pools, workers, their ranks and endpoints.
 //! - [`load`]: how busy and how full each rank is, as far as it is known.
 //! - [`routing`]: a request against all three, and the choice with its reason.
+//! - `telemetry` (feature `io`): asks engines for their load, one task per base URL.
 //! - `service` (feature `io`): the same over HTTP, with metrics.
 //! - [`capture`]: recorded streams through the same door, and the check against the engines' truth.
 //! - [`ids`], [`block`], [`trust`]: the vocabulary of all of them.
@@ -39,7 +40,7 @@
 //! # What is not in here
 //!
 //! - `events`, `index`, `fleet` and `load` do not know each other; [`indexer`] and [`routing`] join them.
-//! - None of these modules but `ingest` and `service` opens a socket or reads a clock, none but [`pump`]
+//! - None of these modules but `ingest`, `telemetry` and `service` opens a socket or reads a clock, none but [`pump`]
 //!   starts a thread, and none holds global state; elsewhere time is an argument. Without the default feature `io` the crate builds without
 //!   tokio and without zeromq.
 //! - Inner types are not serialisable. What crosses a boundary has its own shape there, so that the inside
@@ -66,6 +67,8 @@ pub mod pump;
 pub mod routing;
 #[cfg(feature = "io")]
 pub mod service;
+#[cfg(feature = "io")]
+pub mod telemetry;
 pub mod trust;
 
 /// Compiles and runs the README's example.

@@ -46,7 +46,8 @@ pub struct Args {
     #[arg(long = "replay-endpoint", value_name = "ENDPOINT", requires = "with_history")]
     replay_endpoints: Vec<String>,
 
-    /// At each connect, ask the replay endpoint for everything that it still has, and record the answers
+    /// Ask the replay endpoint for everything that it still has at each connect, and for what is missing at
+    /// each hole, and record the answers
     #[arg(long, requires = "replay_endpoints")]
     with_history: bool,
 

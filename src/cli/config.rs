@@ -13,10 +13,14 @@ use rankwise::fleet::{
 use rankwise::ids::DpRank;
 use rankwise::index::HybridRule;
 use rankwise::indexer;
-use rankwise::load::{Admission, BusyThreshold, LoadMode};
+use rankwise::ingest::LoadStatBinding;
+use rankwise::load::{Admission, BusyThreshold, LoadMode, WorkerUrl};
 use rankwise::routing::{Policy, RouterConfig};
 use rankwise::service::ServiceConfig;
+use rankwise::telemetry::{Binding, FeedConfig};
 use serde::Deserialize;
+
+use super::running::Telemetry;
 
 /// The whole file. Every field may be left out; a field that is not known is an error, so that a misspelt one
 /// is not taken for a default.
@@ -25,10 +29,13 @@ use serde::Deserialize;
 pub struct ConfigFile {
     /// Where HTTP is served.
     pub listen: Option<String>,
+    /// Where gRPC is served; not at all unless it is named.
+    pub grpc_listen: Option<String>,
     streams: StreamsTable,
     scoring: ScoringTable,
     http: HttpTable,
     load: LoadTable,
+    telemetry: TelemetryTable,
     models: Vec<ModelTable>,
     workers: Vec<WorkerTable>,
 }
@@ -90,6 +97,18 @@ enum LoadModeName {
     Ledger,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct TelemetryTable {
+    interval_ms: Option<u64>,
+    timeout_ms: Option<u64>,
+    retry_max_ms: Option<u64>,
+    remember_ms: Option<u64>,
+    max_body_bytes: Option<usize>,
+    /// The environment variable that has the engines' bearer token: a secret has no place in a file.
+    token_from: Option<String>,
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ModelTable {
@@ -120,6 +139,12 @@ struct WorkerTable {
     #[serde(default)]
     no_events: bool,
     http_endpoint: Option<String>,
+    /// Where its load can be asked for: `http://…` or `grpc://…`, with `@rank` behind it for one rank.
+    loads: Option<String>,
+    /// Base endpoint of its load sockets: rank N publishes on its port plus N.
+    load_stat: Option<String>,
+    #[serde(default)]
+    load_stat_per_rank: BTreeMap<String, String>,
     role: Option<RoleName>,
     balance: Option<BalanceName>,
     engine: Option<EngineName>,
@@ -257,6 +282,30 @@ impl ConfigFile {
         config
     }
 
+    /// Who is asked for load, and how; and who publishes it.
+    ///
+    /// # Errors
+    /// A URL or a token that cannot be used, by the worker's id.
+    pub fn telemetry(&self) -> Result<Telemetry> {
+        let mut telemetry = Telemetry::default();
+        let TelemetryTable { interval_ms, timeout_ms, retry_max_ms, remember_ms, max_body_bytes, token_from } =
+            &self.telemetry;
+        let FeedConfig { probe, fetch, .. } = &mut telemetry.config;
+        set(&mut probe.interval, interval_ms.map(Duration::from_millis));
+        set(&mut probe.retry_max, retry_max_ms.map(Duration::from_millis));
+        set(&mut probe.remember, remember_ms.map(Duration::from_millis));
+        set(&mut fetch.timeout, timeout_ms.map(Duration::from_millis));
+        set(&mut fetch.max_bytes, *max_body_bytes);
+        if let Some(name) = token_from {
+            let token = std::env::var(name);
+            fetch.token = Some(token.with_context(|| format!("[telemetry] token_from names {name:?}"))?);
+        }
+        for table in &self.workers {
+            table.bind(&mut telemetry).with_context(|| format!("worker {:?}", table.id))?;
+        }
+        Ok(telemetry)
+    }
+
     /// Patterns of model names, and the models that they stand for.
     pub fn patterns(&self) -> impl Iterator<Item = (&str, &str)> {
         self.models.iter().map(|table| (table.pattern.as_str(), table.model.as_str()))
@@ -297,6 +346,18 @@ impl WorkerTable {
         };
         spec.taints = self.taints.iter().cloned().collect();
         Ok(spec)
+    }
+
+    fn bind(&self, telemetry: &mut Telemetry) -> Result<()> {
+        if let Some(loads) = &self.loads {
+            let url = WorkerUrl::parse(loads).context("loads")?;
+            telemetry.asked.push(Binding { worker: self.id.as_str().into(), url });
+        }
+        if self.load_stat.is_some() || !self.load_stat_per_rank.is_empty() {
+            let endpoints = endpoints(self.load_stat.as_ref(), &self.load_stat_per_rank)?;
+            telemetry.published.push(LoadStatBinding { worker: self.id.as_str().into(), endpoints });
+        }
+        Ok(())
     }
 
     fn events(&self) -> Result<EventsFrom> {
@@ -365,6 +426,9 @@ pub fn worker_flag(text: &str) -> Result<WorkerSpec> {
         topic: take("topic").unwrap_or_default(),
         no_events: false,
         http_endpoint: take("http"),
+        loads: None,
+        load_stat: None,
+        load_stat_per_rank: BTreeMap::new(),
         role: None,
         balance: None,
         engine: None,
@@ -404,6 +468,8 @@ mod tests {
         assert_eq!(file.workers().unwrap().len(), 2);
         file.router().unwrap();
         assert_eq!(file.patterns().count(), 1);
+        let telemetry = file.telemetry().unwrap();
+        assert_eq!((telemetry.asked.len(), telemetry.published.len()), (1, 0));
     }
 
     #[test]
@@ -422,6 +488,20 @@ mod tests {
         assert!(refused("size = 0\nevents = \"tcp://h:5557\"").contains("size"));
         assert!(refused("size = 1").contains("no events endpoint"));
         assert!(refused("size = 1\nno_events = true\nevents = \"tcp://h:1\"").contains("no_events"));
+    }
+
+    /// L9: a URL of load is read when the file is; its rank is not part of what is dialled.
+    #[test]
+    fn urls_of_load_are_checked() {
+        let read = |url: &str| {
+            let text = format!(
+                "[[workers]]\nid = \"w1\"\nmodel = \"m\"\nblock_size = 16\nsize = 1\nloads = \"{url}\""
+            );
+            ConfigFile::parse(&text).unwrap().telemetry()
+        };
+        assert_eq!(read("http://h:8000@3").unwrap().asked[0].url.base(), "http://h:8000");
+        let error = format!("{:#}", read("h:8000").unwrap_err());
+        assert!(error.contains("w1") && error.contains("loads"), "{error}");
     }
 
     #[test]

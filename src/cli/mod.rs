@@ -16,6 +16,7 @@ mod running;
 mod serve;
 mod throughput;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -93,7 +94,6 @@ pub fn exit_code(ended: Result<Verdict>) -> ExitCode {
     match ended {
         Ok(Verdict::Ok) => ExitCode::SUCCESS,
         Ok(Verdict::Failed) => ExitCode::from(1),
-        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Not `eprintln`: a closed stderr must not turn 2 into a panic's 101.
             let _ = std::io::Write::write_fmt(
@@ -134,5 +134,19 @@ pub async fn asked_to_stop() {
 /// Sends the log to stderr, from `default` up or as `RUST_LOG` says.
 pub fn start_log(default: LevelFilter) {
     let filter = EnvFilter::builder().with_default_directive(default.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// Names that clash and conflicts with what does not exist show here and not at a user's.
+    #[test]
+    fn the_arguments_are_sound() {
+        Cli::command().debug_assert();
+    }
 }

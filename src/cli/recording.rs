@@ -13,7 +13,7 @@ use rankwise::events::{
     KvEvent, Limits as EventLimits, ReplayId, ReplayMessage, decode_batch, parse_live, parse_replay,
     replay_request,
 };
-use rankwise::fleet::RankPlan;
+use rankwise::fleet::{Endpoint, RankPlan};
 use rankwise::ids::{DpRank, EventSeq, Moment, SourceId};
 use rankwise::ingest::{
     Clock, Closed, ReplayConfig, ReplayHandle, Sink, StreamEvent, SubscriberConfig, SubscriberHandle,
@@ -35,7 +35,7 @@ pub struct Recording {
     pub header: HeaderFields,
     /// The ranks with their endpoints.
     pub plans: Vec<RankPlan>,
-    /// Whether replay endpoints are asked for their history at each connect.
+    /// Whether replay endpoints are asked for their history at each connect, and for what holes lack.
     pub with_history: bool,
     /// When to stop.
     pub limits: Limits,
@@ -104,22 +104,26 @@ pub async fn record(recording: Recording) -> Result<Recorded> {
     let stop = stop_asked(limits.time);
     tokio::pin!(stop);
     let mut messages = 0;
-    loop {
+    let complete = loop {
         tokio::select! {
             biased;
-            () = &mut stop => break,
+            told = &mut stop => break !told,
             _ = flush.tick() => tape.flush()?,
             arrived = arrivals.recv() => {
-                let Some((at, source, event)) = arrived else { break };
+                let Some((at, source, event)) = arrived else { break false };
                 let live = matches!(event, StreamEvent::Message(_));
                 ranks.take_in(at, source, event, &mut tape)?;
                 messages += u64::from(live);
                 bar.set_position(messages);
                 if limits.messages.is_some_and(|limit| messages >= limit) {
-                    break;
+                    break true;
                 }
             }
         }
+    };
+    // Whoever presses Ctrl-C wants the file now; a limit concerns live messages only.
+    if complete {
+        drain(&mut arrivals, &mut ranks, &mut tape).await?;
     }
     tape.finish()?;
     bar.finish_and_clear();
@@ -127,21 +131,43 @@ pub async fn record(recording: Recording) -> Result<Recorded> {
     Ok(Recorded { file, messages, seconds, ranks: ranks.counts() })
 }
 
-async fn stop_asked(after: Option<Duration>) {
-    match after {
-        None => asked_to_stop().await,
-        Some(after) => tokio::select! {
-            () = asked_to_stop() => {}
-            () = sleep(after) => {}
-        },
+/// Records the answers that are still to come. Requests have time limits of their own.
+async fn drain(arrivals: &mut mpsc::Receiver<Arrival>, ranks: &mut Ranks, tape: &mut Tape) -> Result<()> {
+    let stop = asked_to_stop();
+    tokio::pin!(stop);
+    while ranks.are_asking() {
+        let arrived = tokio::select! {
+            () = &mut stop => break,
+            arrived = arrivals.recv() => arrived,
+        };
+        let Some((at, source, event)) = arrived else { break };
+        if !matches!(event, StreamEvent::Message(_) | StreamEvent::Connected) {
+            ranks.take_in(at, source, event, tape)?;
+        }
+    }
+    Ok(())
+}
+
+/// Resolves when the recording is to end; whether somebody told us to.
+async fn stop_asked(after: Option<Duration>) -> bool {
+    let Some(after) = after else {
+        asked_to_stop().await;
+        return true;
+    };
+    tokio::select! {
+        () = asked_to_stop() => true,
+        () = sleep(after) => false,
     }
 }
+
+/// When, on which stream, and what.
+type Arrival = (Moment, SourceId, StreamEvent);
 
 /// Stamps what comes and hands it to the recorder.
 #[derive(Clone)]
 struct RecordSink {
     clock: Clock,
-    sender: mpsc::Sender<(Moment, SourceId, StreamEvent)>,
+    sender: mpsc::Sender<Arrival>,
 }
 
 impl Sink for RecordSink {
@@ -153,7 +179,6 @@ impl Sink for RecordSink {
 /// The ranks that are being recorded, by the number of their stream.
 struct Ranks {
     ranks: BTreeMap<SourceId, Rank>,
-    with_history: bool,
     replay: ReplayConfig,
     sink: RecordSink,
 }
@@ -162,9 +187,7 @@ struct Rank {
     plan: RankPlan,
     counts: RecordedRank,
     refused: bool,
-    /// The request that runs.
-    request: Option<ReplayHandle>,
-    requests: u64,
+    history: History,
     /// Keeps the rank connected.
     _subscriber: SubscriberHandle,
 }
@@ -185,11 +208,11 @@ impl Ranks {
                 SubscriberConfig::default(),
             )?;
             let counts = RecordedRank { dp_rank: plan.rank.dp_rank.0, ..RecordedRank::default() };
-            let rank =
-                Rank { plan, counts, refused: false, request: None, requests: 0, _subscriber: subscriber };
+            let history = History::new(plan.replay.clone().filter(|_| with_history));
+            let rank = Rank { plan, counts, refused: false, history, _subscriber: subscriber };
             ranks.insert(source, rank);
         }
-        Ok(Self { ranks, with_history, replay: ReplayConfig::default(), sink })
+        Ok(Self { ranks, replay: ReplayConfig::default(), sink })
     }
 
     fn take_in(&mut self, at: Moment, source: SourceId, event: StreamEvent, tape: &mut Tape) -> Result<()> {
@@ -202,37 +225,47 @@ impl Ranks {
                 rank.counts.connects += 1;
                 rank.refused = false;
                 tape.write(mark("connected"))?;
-                if self.with_history {
-                    rank.ask_history(source, &self.sink, &self.replay)?;
-                }
+                rank.history.begin();
             }
             StreamEvent::Disconnected => tape.write(mark("connection lost"))?,
             StreamEvent::Refused if rank.refused => {}
             StreamEvent::Refused => {
                 rank.refused = true;
-                tracing::warn!(rank = dp_rank.0, endpoint = ?rank.plan.events, "nobody listens; trying on");
+                let endpoint = rank.plan.events.as_ref().map(ToString::to_string);
+                tracing::warn!(rank = dp_rank.0, endpoint, "nobody listens; trying on");
             }
             StreamEvent::Message(frames) => {
-                rank.count(&frames);
+                if let Some(missing) = rank.count(&frames) {
+                    rank.history.want(missing);
+                }
                 tape.write(CaptureLine { at, rank: dp_rank, body: LineBody::Pub { frames } })?;
             }
             StreamEvent::ReplayAsked { .. } => {
-                let frames = replay_request(EventSeq::ZERO).to_vec();
+                let frames = replay_request(rank.history.asked_from).to_vec();
                 tape.write(replay_line(at, dp_rank, Direction::Tx, frames))?;
             }
             StreamEvent::ReplayMessage { frames, .. } => {
-                let batch = matches!(parse_replay(&frames), Ok(ReplayMessage::Batch { .. }));
-                rank.counts.replayed += u64::from(batch);
+                match parse_replay(&frames) {
+                    Ok(ReplayMessage::Batch { .. }) => rank.counts.replayed += 1,
+                    Ok(ReplayMessage::End) => rank.history.running = None,
+                    _ => {}
+                }
                 // As a DEALER receives it: the empty frame before it was taken off on the way.
                 let frames = std::iter::once(Bytes::new()).chain(frames).collect();
                 tape.write(replay_line(at, dp_rank, Direction::Rx, frames))?;
             }
             StreamEvent::ReplayFailed { why, .. } => {
+                rank.history.running = None;
                 tracing::warn!(rank = dp_rank.0, ?why, "the history did not come to its end");
                 tape.write(mark(&format!("replay failed: {why:?}")))?;
             }
         }
-        Ok(())
+        rank.history.ask(source, &self.sink, &self.replay)
+    }
+
+    /// Whether answers of a replay endpoint are still to come.
+    fn are_asking(&self) -> bool {
+        self.ranks.values().any(|rank| rank.history.running.is_some())
     }
 
     fn counts(&self) -> Vec<RecordedRank> {
@@ -241,31 +274,56 @@ impl Ranks {
 }
 
 impl Rank {
-    fn ask_history(&mut self, source: SourceId, sink: &RecordSink, config: &ReplayConfig) -> Result<()> {
-        let Some(endpoint) = &self.plan.replay else { return Ok(()) };
-        let request = ReplayId(self.requests);
-        self.requests += 1;
-        // One that still runs belongs to a connection that is gone, and ends here.
-        self.request = Some(spawn_replay(
-            &Handle::current(),
-            source,
-            endpoint.address(),
-            request,
-            EventSeq::ZERO,
-            sink.clone(),
-            config,
-        )?);
-        Ok(())
+    /// Counts a live message; the first number that is missing before it, if it shows a hole.
+    fn count(&mut self, frames: &[Bytes]) -> Option<EventSeq> {
+        self.counts.messages += 1;
+        let seq = parse_live(frames).ok()?.seq;
+        let expected = self.counts.last_seq.map(|last| EventSeq(last).next());
+        self.counts.first_seq.get_or_insert(seq.0);
+        self.counts.last_seq = Some(seq.0);
+        let missing = expected.filter(|&expected| seq > expected);
+        self.counts.holes += u64::from(missing.is_some());
+        missing
+    }
+}
+
+/// One rank's replay endpoint: one request at a time, on a connection of its own.
+struct History {
+    endpoint: Option<Endpoint>,
+    /// The first number that is to be asked for next.
+    wanted: Option<EventSeq>,
+    /// The first number that was asked for last.
+    asked_from: EventSeq,
+    running: Option<ReplayHandle>,
+    requests: u64,
+}
+
+impl History {
+    fn new(endpoint: Option<Endpoint>) -> Self {
+        Self { endpoint, wanted: None, asked_from: EventSeq::ZERO, running: None, requests: 0 }
     }
 
-    fn count(&mut self, frames: &[Bytes]) {
-        self.counts.messages += 1;
-        let Ok(message) = parse_live(frames) else { return };
-        let seq = message.seq.0;
-        let expected = self.counts.last_seq.map(|last| last.saturating_add(1));
-        self.counts.holes += u64::from(expected.is_some_and(|expected| seq > expected));
-        self.counts.first_seq.get_or_insert(seq);
-        self.counts.last_seq = Some(seq);
+    /// A new connection, perhaps to a new process: everything is wanted, and who was asked before may be gone.
+    fn begin(&mut self) {
+        self.running = None;
+        self.wanted = Some(EventSeq::ZERO);
+    }
+
+    fn want(&mut self, from: EventSeq) {
+        self.wanted = Some(self.wanted.map_or(from, |wanted| wanted.min(from)));
+    }
+
+    /// Asks for what is wanted, unless a request runs: then when that has ended.
+    fn ask(&mut self, source: SourceId, sink: &RecordSink, config: &ReplayConfig) -> Result<()> {
+        let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.running.is_none()) else { return Ok(()) };
+        let Some(from) = self.wanted.take() else { return Ok(()) };
+        let request = ReplayId(self.requests);
+        let handle = Handle::current();
+        let running = spawn_replay(&handle, source, endpoint.address(), request, from, sink.clone(), config)?;
+        self.requests += 1;
+        self.asked_from = from;
+        self.running = Some(running);
+        Ok(())
     }
 }
 

@@ -12,10 +12,11 @@ use rankwise::events::order::OnLoss;
 use rankwise::indexer::Config;
 use serde::Serialize;
 
+use super::Verdict;
 use super::inputs::{Loading, captures};
 use super::output::{print_json, print_text, short, table};
+use super::republish::PublishArgs;
 use super::throughput::{Stopwatch, Throughput};
-use super::{Verdict, republish};
 
 /// Feed captures into an index, check them against the engines' truth, or publish them again
 ///
@@ -65,7 +66,7 @@ pub struct Args {
     repeat: u32,
 
     #[command(flatten)]
-    publish: republish::Args,
+    publish: PublishArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

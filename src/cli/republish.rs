@@ -14,10 +14,10 @@ use super::output::{message_bar, print_json, print_text};
 use super::publish::{Pace, PublishOptions, Published, RankEndpoints, ReplayRanks, publish_capture};
 use super::{Verdict, runtime};
 
-/// What `--publish` needs.
+/// The arguments around `--publish`.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Publishing")]
-pub struct Args {
+pub struct PublishArgs {
     /// Send the captures out again on ZMQ ports, one per rank, with replay endpoints; the recorded numbers
     /// stay, and a restart in the capture binds again with an empty buffer
     #[arg(long)]
@@ -61,7 +61,7 @@ pub struct Args {
     linger: Duration,
 }
 
-impl Args {
+impl PublishArgs {
     /// Whether `--publish` was given.
     pub fn wanted(&self) -> bool {
         self.publish

@@ -6,11 +6,16 @@ use anyhow::{Context, Result};
 use rankwise::fleet::{Change, WorkerSpec};
 use rankwise::ids::{Moment, RankKey, WorkerId};
 use rankwise::indexer::View;
-use rankwise::ingest::{Node, NodeConfig, NodeControl};
+use rankwise::ingest::{
+    LoadStatBinding, LoadStatConfig, LoadStatFeed, LoadTableSink, Node, NodeConfig, NodeControl,
+};
 use rankwise::pump::Gone;
 use rankwise::routing::{Router, RouterConfig};
 use rankwise::service::{self, Control, ControlError, ServiceConfig, ServiceState};
+use rankwise::telemetry::serve::serve_loads;
+use rankwise::telemetry::{Binding, FeedConfig, Feeds};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -20,6 +25,21 @@ pub struct Running {
     address: SocketAddr,
     stop: oneshot::Sender<()>,
     http: JoinHandle<std::io::Result<()>>,
+    /// What asks for load and listens to it, for as long as the service runs.
+    feeds: Option<(Feeds, LoadStatFeed)>,
+    /// Ends gRPC when it is dropped.
+    grpc: Option<oneshot::Sender<()>>,
+}
+
+/// Who is asked for load, and who publishes it.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    /// Workers that are asked.
+    pub asked: Vec<Binding>,
+    /// Workers that publish.
+    pub published: Vec<LoadStatBinding>,
+    /// How the first are asked.
+    pub config: FeedConfig,
 }
 
 impl Running {
@@ -46,7 +66,7 @@ impl Running {
             let _ = stopped.await;
         };
         let http = tokio::spawn(service::serve(listener, service::app(state), shutdown));
-        Ok(Self { node, address, stop, http })
+        Ok(Self { node, address, stop, http, feeds: None, grpc: None })
     }
 
     /// Where HTTP is served.
@@ -74,11 +94,55 @@ impl Running {
         declared.with_context(|| format!("worker {id:?} cannot be declared"))
     }
 
+    /// Asks for load, and listens to it, from now on and on the present runtime. Workers need not be declared
+    /// yet.
+    ///
+    /// # Errors
+    /// A URL that cannot be used.
+    pub fn watch_loads(&mut self, telemetry: Telemetry) -> Result<()> {
+        let handle = Handle::current();
+        let view = self.node.view();
+        let clock = self.node.clock();
+        let Telemetry { asked, published, config } = telemetry;
+        let feeds = Feeds::start(&handle, view, move || clock.now(), asked, &config)?;
+        let sink = LoadTableSink::new(view.clone(), move || clock.now());
+        let sockets = LoadStatFeed::start(&handle, view.clone(), published, sink, LoadStatConfig::default());
+        self.feeds = Some((feeds, sockets));
+        Ok(())
+    }
+
+    /// Answers `GetLoads` over gRPC on `listen`, for as long as the service runs; the address that is bound.
+    ///
+    /// # Errors
+    /// An address that cannot be bound.
+    pub async fn serve_grpc(&mut self, listen: &str) -> Result<SocketAddr> {
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}; choose another with --grpc-listen"))?;
+        let address = listener.local_addr().context("the listener has no address")?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async {
+            // Dropped with the service.
+            let _ = stopped.await;
+        };
+        let clock = self.node.clock();
+        let serving = serve_loads(listener, self.view().clone(), move || clock.now(), shutdown);
+        tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::warn!(%error, "gRPC is no longer served");
+            }
+        });
+        self.grpc = Some(stop);
+        Ok(address)
+    }
+
     /// Answers what has begun, closes the connections and ends.
     ///
     /// # Errors
     /// Those of accepting connections.
     pub async fn stop(self) -> Result<()> {
+        drop(self.feeds);
+        drop(self.grpc);
         let _ = self.stop.send(());
         self.http.await.context("the HTTP task has ended badly")?.context("cannot accept connections")?;
         drop(self.node);
@@ -109,6 +173,10 @@ impl Control for Live {
 
     fn now(&self) -> Moment {
         self.0.now()
+    }
+
+    fn queued_messages(&self) -> Option<u64> {
+        Some(self.0.depth())
     }
 }
 

@@ -139,6 +139,18 @@ impl Endpoints {
     pub fn per_rank<S: Into<String>>(endpoints: impl IntoIterator<Item = (DpRank, S)>) -> Self {
         Self { base: None, per_rank: endpoints.into_iter().map(|(rank, at)| (rank, at.into())).collect() }
     }
+
+    /// The endpoint of the **global** rank `rank`; `None` where nothing was given for it.
+    ///
+    /// # Errors
+    ///
+    /// An address that cannot be used, a base port plus the rank that is no port among them.
+    pub fn endpoint(&self, rank: DpRank) -> Result<Option<Endpoint>, EndpointError> {
+        Resolver::new(self).and_then(|resolver| resolver.at(rank)).map_err(|unresolved| match unresolved {
+            Unresolved::Bad(_, why) => why,
+            Unresolved::PastEnd(..) => EndpointError::Port,
+        })
+    }
 }
 
 /// Why a rank has no endpoint.

@@ -1,5 +1,5 @@
-//! The ZMQ shell: one supervised subscriber task per rank, a fresh connection per request for history, and a
-//! publisher of our own for replaying captures.
+//! The ZMQ shell: one supervised subscriber task per rank, a fresh connection per request for history, load
+//! sockets, and a publisher of our own for replaying captures.
 //!
 //! The only part that names `zeromq`. It knows nothing of batches, order or trust: it moves frames, says when
 //! connections come and go, and leaves every decision to the indexing core behind [`Sink`].
@@ -14,6 +14,7 @@ mod dial;
 mod driver;
 mod endpoint;
 mod frames;
+mod load_stat;
 mod node;
 mod publisher;
 mod replay;
@@ -25,6 +26,10 @@ pub use backoff::{Backoff, BackoffConfig};
 pub use dial::DialConfig;
 pub use driver::{Clock, DriverConfig, DriverParts, LiveSurroundings, PumpSink, drive, prepare};
 pub use endpoint::{BadEndpoint, Target};
+pub use load_stat::{
+    LoadStatBinding, LoadStatConfig, LoadStatCounts, LoadStatFeed, LoadStatSink, LoadTableSink,
+    spawn_load_stat,
+};
 pub use node::{Node, NodeConfig, NodeControl};
 pub use publisher::{PublishError, Publisher, PublisherConfig, ReplayFraming};
 pub use replay::{ReplayConfig, ReplayHandle, spawn_replay};

@@ -45,8 +45,12 @@ pub(super) struct Metrics {
 struct Picks([AtomicU64; Reason::ALL.len()]);
 
 impl Metrics {
-    /// `clock` is the one that drives the indexer.
-    pub(super) fn new(view: View, clock: impl Fn() -> Moment + Send + Sync + 'static) -> Self {
+    /// `clock` is the one that drives the indexer, `queue` the depth of what waits for it.
+    pub(super) fn new(
+        view: View,
+        clock: impl Fn() -> Moment + Send + Sync + 'static,
+        queue: impl Fn() -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
         // 1 µs to 0.5 s: a text query takes microseconds, one of 8 MiB tens of milliseconds.
         let histogram = || Histogram::new(exponential_buckets(1e-6, 2.0, 20));
         let (queries, decisions) = (histogram(), histogram());
@@ -64,7 +68,12 @@ impl Metrics {
             Unit::Seconds,
             decisions.clone(),
         );
-        let fleet = FleetCollector { view, clock: Box::new(clock), picks: Arc::clone(&picks) };
+        let fleet = FleetCollector {
+            view,
+            clock: Box::new(clock),
+            queue: Box::new(queue),
+            picks: Arc::clone(&picks),
+        };
         registry.register_collector(Box::new(fleet));
         Self { registry, queries, decisions, picks }
     }
@@ -105,6 +114,7 @@ pub(super) async fn scrape<C: Control>(State(state): State<ServiceState<C>>) -> 
 struct FleetCollector {
     view: View,
     clock: Box<dyn Fn() -> Moment + Send + Sync>,
+    queue: Box<dyn Fn() -> Option<u64> + Send + Sync>,
     picks: Arc<Picks>,
 }
 
@@ -240,6 +250,9 @@ impl FleetCollector {
         let silent = rows.iter().filter(|row| row.trust == Trust::Silent).count();
         plain(to, "silent_ranks", "Declared ranks that nothing is heard from", silent as u64)?;
         plain(to, "ranks", "Declared ranks", rows.len() as u64)?;
+        if let Some(depth) = (self.queue)() {
+            plain(to, "queued_messages", "Messages that wait for the indexing thread", depth)?;
+        }
         let mut strays = to.encode_descriptor(
             "stray_messages",
             "Messages of streams that are not declared",

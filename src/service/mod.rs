@@ -5,9 +5,11 @@
 //! microseconds and run inline. What changes the fleet goes to the writer's side through [`Control`] and
 //! comes back with its answer.
 //!
-//! **Not here yet:** `/dump`, peers, gRPC, `/v1/loads`. Their routes are unknown ones: 404.
+//! **Not here yet:** `/dump` and peers. Their routes are unknown ones: 404.
 
 mod boundary;
+mod capacity;
+mod gateway;
 mod loads;
 mod metrics;
 mod potential;
@@ -57,6 +59,11 @@ pub trait Control: Clone + Send + Sync + 'static {
 
     /// The moment on the clock that drives the indexer.
     fn now(&self) -> Moment;
+
+    /// Messages that wait for the indexing thread; `None` where there is no queue.
+    fn queued_messages(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Why a command was not carried out.
@@ -88,6 +95,9 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/unregister", post(workers::unregister))
         .route("/workers", post(workers::declare).get(workers::list))
         .route("/workers/{id}", delete(workers::withdraw).patch(workers::patch))
+        .route("/workers/{id}/drain-check", get(capacity::drain_check))
+        .route("/capacity", get(capacity::list))
+        .route("/v1/loads", get(gateway::list))
         .route("/reservations/{id}", delete(reservations::free))
         .route("/reservations/{id}/prefill_complete", post(reservations::prefill_complete))
         .route("/reservations/{id}/output_block", post(reservations::output_block))
@@ -146,7 +156,7 @@ async fn index() -> impl IntoResponse {
             "POST /reservations/{id}/output_block", "DELETE /reservations/{id}",
             "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
             "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
-            "GET /ready", "GET /metrics",
+            "GET /ready", "GET /metrics", "GET /capacity", "GET /workers/{id}/drain-check", "GET /v1/loads",
         ],
     }))
 }

@@ -75,7 +75,9 @@ impl<C: Control> ServiceState<C> {
     /// The state of a service that answers from `router` and changes the fleet through `control`.
     pub fn new(control: C, router: Router, config: ServiceConfig) -> Self {
         let clock = control.clone();
-        let metrics = Metrics::new(router.view().clone(), move || clock.now());
+        let queue = control.clone();
+        let metrics =
+            Metrics::new(router.view().clone(), move || clock.now(), move || queue.queued_messages());
         let in_flight = Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS));
         let inner = Inner {
             control,

@@ -206,6 +206,20 @@ fn unreadable_input_exits_with_2_and_one_line() {
     assert_eq!(line.matches("absent.kvcap").count(), 1, "{line}");
 }
 
+/// What was found stands when nobody reads it any more, as behind `head`.
+#[test]
+fn a_closed_pipe_does_not_change_the_verdict() {
+    let (scratch, capture) = copy_of("vllm-0.33.0-gap-lost.kvcap");
+    let none = scratch.path().join("none.json");
+    fs::write(&none, "{}").unwrap();
+    for (expect, code) in [(scratch.path().join("check.json"), 0), (none, 1)] {
+        let args = ["replay", "--check", "--expect"].map(PathBuf::from);
+        let mut running = Running::start(args.into_iter().chain([expect, capture.clone()]));
+        drop(running.0.stdout.take());
+        assert_eq!(running.end(), code);
+    }
+}
+
 #[test]
 fn wrong_usage_exits_with_2() {
     for args in [
@@ -339,45 +353,57 @@ fn frames_of(script: &CaptureScript, rank: DpRank) -> Vec<&Vec<Bytes>> {
     script.live().iter().filter(|message| message.rank == rank).map(|message| &message.frames).collect()
 }
 
-/// R3, R4, E2: two ranks with evictions, a topic with a hole in its numbers, and a publisher that restarts: what
-/// the recorder hears over sockets is what was recorded, frame by frame, and an index that is fed with the new
-/// recording equals the engine's truth again.
-#[test]
-fn a_published_capture_is_recorded_frame_by_frame() {
-    for name in [
-        "vllm-0.33.0-chat-evict-dp2.kvcap",
-        "vllm-0.33.0-gap-lost.kvcap",
-        "vllm-0.33.0-restart.kvcap",
-        "sglang-0.5.9-chat-evict-dp2.kvcap",
-    ] {
-        let (beside, original) = copy_of(name);
-        let script = CaptureScript::load(&original, |_| {}).unwrap();
-        let publishing = Publishing::start(&original, &["--wait-subscribers", "1"]);
-        let recorded = beside.path().join("again").join(name);
-        fs::create_dir(beside.path().join("again")).unwrap();
-        let count = script.live().len().to_string();
-        let mut args: Vec<String> =
-            ["capture", "--json", "--seconds", "60", "--engine", script.header().engine(), "--messages"]
-                .map(ToOwned::to_owned)
-                .into();
-        args.extend([count, "--out".to_owned(), recorded.display().to_string()]);
-        args.extend(publishing.arguments("--endpoint", "events"));
-        let output = run(&args);
-        assert_eq!(code(&output), 0, "{name}: {}", stderr(&output));
-        assert_eq!(publishing.end(), script.live().len() as u64);
+/// R3, R4, E2: a published capture is recorded again through sockets, with the publishing arguments `more`: the
+/// recorder hears what was recorded, frame by frame, and an index that is fed with the new recording equals the
+/// engine's truth again.
+fn publish_and_record(name: &str, more: &[&str]) {
+    let (beside, original) = copy_of(name);
+    let script = CaptureScript::load(&original, |_| {}).unwrap();
+    let publishing = Publishing::start(&original, more);
+    let recorded = beside.path().join("again").join(name);
+    fs::create_dir(beside.path().join("again")).unwrap();
+    let count = script.live().len().to_string();
+    let mut args: Vec<String> =
+        ["capture", "--json", "--with-history", "--seconds", "60", "--engine", script.header().engine()]
+            .map(ToOwned::to_owned)
+            .into();
+    args.extend(["--messages".to_owned(), count, "--out".to_owned(), recorded.display().to_string()]);
+    args.extend(publishing.arguments("--endpoint", "events"));
+    args.extend(publishing.arguments("--replay-endpoint", "replay"));
+    let output = run(&args);
+    assert_eq!(code(&output), 0, "{name}: {}", stderr(&output));
+    assert_eq!(publishing.end(), script.live().len() as u64);
 
-        let again = CaptureScript::load(&recorded, |_| {}).unwrap();
-        assert_eq!(again.header().block_size(), script.header().block_size(), "learned from the stream");
-        for &rank in script.ranks() {
-            assert_eq!(frames_of(&again, rank), frames_of(&script, rank), "{name} rank {rank}");
-        }
-        let truth = format!("{}.truth.json", stem(&recorded));
-        for file in [truth.as_str(), "check.json"] {
-            fs::copy(beside.path().join(file), recorded.with_file_name(file)).unwrap();
-        }
-        let output = run(["replay".as_ref(), "--check".as_ref(), recorded.as_os_str()]);
-        assert_eq!(code(&output), 0, "{}", stdout(&output));
+    let again = CaptureScript::load(&recorded, |_| {}).unwrap();
+    assert_eq!(again.header().block_size(), script.header().block_size(), "learned from the stream");
+    for &rank in script.ranks() {
+        assert_eq!(frames_of(&again, rank), frames_of(&script, rank), "{name} rank {rank}");
     }
+    let truth = format!("{}.truth.json", stem(&recorded));
+    for file in [truth.as_str(), "check.json"] {
+        fs::copy(beside.path().join(file), recorded.with_file_name(file)).unwrap();
+    }
+    let output = run(["replay".as_ref(), "--check".as_ref(), recorded.as_os_str()]);
+    assert_eq!(code(&output), 0, "{}", stdout(&output));
+}
+
+#[test]
+fn published_ranks_with_evictions_are_recorded_frame_by_frame() {
+    publish_and_record("vllm-0.33.0-chat-evict-dp2.kvcap", &[]);
+    publish_and_record("sglang-0.5.9-chat-evict-dp2.kvcap", &[]);
+}
+
+/// E2: the publisher restarts on the same port; both lives are in the new recording.
+#[test]
+fn a_published_restart_is_recorded_frame_by_frame() {
+    publish_and_record("vllm-0.33.0-restart.kvcap", &[]);
+}
+
+/// E3: a hole shows in the new recording too, with what the replay endpoint had of it, and no more.
+#[test]
+fn a_published_hole_is_recorded_with_its_answers() {
+    publish_and_record("vllm-0.33.0-gap-lost.kvcap", &["--linger", "3"]);
+    publish_and_record("vllm-0.33.0-gap-replay.kvcap", &["--linger", "3"]);
 }
 
 /// E3: whoever comes late gets what was sent, with the recorded answers for the holes that were passed; and a

@@ -41,6 +41,7 @@ const PARTS: &[(&str, Layer)] = &[
     ("ingest", Layer::Shell),
     ("capture", Layer::Shell),
     ("service", Layer::Shell),
+    ("telemetry", Layer::Shell),
     ("mock", Layer::Shell),
     ("lab", Layer::Shell),
     ("cli", Layer::Top),
@@ -236,7 +237,7 @@ struct Absence {
 const ABSENCES: &[Absence] = &[
     Absence {
         words: &["zeromq"],
-        absent_from: &["service", "mock", "lab", "cli", "main", "lib"],
+        absent_from: &["service", "telemetry", "mock", "lab", "cli", "main", "lib"],
         because: "only `ingest` knows the socket library",
     },
     Absence {
@@ -247,6 +248,8 @@ const ABSENCES: &[Absence] = &[
             "axum",
             "tower_http",
             "reqwest",
+            "tonic",
+            "prost",
             "clap",
             "indicatif",
             "anyhow",
@@ -275,7 +278,7 @@ const ABSENCES: &[Absence] = &[
         because: "inner types are not serialisable, so that the inside can change",
     },
     Absence {
-        words: &["axum", "tower_http", "reqwest", "clap"],
+        words: &["axum", "tower_http", "reqwest", "tonic", "clap"],
         absent_from: &["ingest"],
         because: "sockets do not know HTTP or arguments",
     },

@@ -25,6 +25,8 @@ mod recorder;
 mod routing_properties;
 #[cfg(feature = "io")]
 mod sockets;
+#[cfg(feature = "io")]
+mod telemetry;
 mod wire;
 #[cfg(feature = "io")]
 mod zmtp;

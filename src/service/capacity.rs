@@ -1,0 +1,122 @@
+//! `/capacity` and the drain question: how much each rank holds, in which unit, and how well that is known.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::json;
+
+use super::Control;
+use super::boundary::IdOut;
+use super::problem::Problem;
+use super::state::ServiceState;
+use crate::fleet::Capacity;
+use crate::ids::{Moment, WorkerId};
+use crate::indexer::{FleetView, PoolView, RankView, WorkerView};
+use crate::load::LoadTable;
+use crate::routing::{Drain, Room};
+
+/// A capacity with its unit and where it comes from; `null` blocks are unknown, neither 0 nor without limit.
+#[derive(Serialize)]
+struct CapacityOut {
+    blocks: Option<u64>,
+    tokens: Option<u64>,
+    provenance: Option<&'static str>,
+}
+
+impl CapacityOut {
+    fn of(capacity: Capacity, block_size: u32) -> Self {
+        match capacity {
+            Capacity::Known { blocks, provenance } => Self {
+                blocks: Some(blocks),
+                tokens: Some(blocks.saturating_mul(u64::from(block_size))),
+                provenance: Some(provenance.name()),
+            },
+            Capacity::Unknown => Self { blocks: None, tokens: None, provenance: None },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct WorkerCapacityOut<'a> {
+    worker_id: IdOut<'a>,
+    model_name: &'a str,
+    routing_group: &'a str,
+    block_size: u32,
+    ranks: BTreeMap<u32, CapacityOut>,
+    /// Common to the ranks, never copied to each.
+    worker_shared: CapacityOut,
+    /// What one number for all of them has to be where they differ.
+    smallest: CapacityOut,
+    request_limit: BTreeMap<u32, Option<u64>>,
+}
+
+/// `GET /capacity`: every worker's, per rank.
+pub(super) async fn list<C: Control>(State(state): State<ServiceState<C>>) -> Response {
+    let fleet = state.view().fleet();
+    let declared = fleet.declared();
+    let worker_out = |pool: &'_ PoolView, worker: &'_ WorkerView| -> serde_json::Value {
+        let block_size = pool.block_size.get();
+        let id = &worker.spec.worker;
+        let ranks = || worker.ranks.iter().map(|rank| &rank.plan.rank);
+        let out = WorkerCapacityOut {
+            worker_id: IdOut(id, worker.spec.id_form),
+            model_name: &pool.key.model,
+            routing_group: &pool.key.group,
+            block_size,
+            ranks: ranks()
+                .map(|rank| (rank.dp_rank.0, CapacityOut::of(declared.capacity_blocks(rank), block_size)))
+                .collect(),
+            worker_shared: CapacityOut::of(declared.shared_capacity(id), block_size),
+            smallest: CapacityOut::of(declared.smallest_capacity(id), block_size),
+            request_limit: ranks().map(|rank| (rank.dp_rank.0, declared.request_limit(rank))).collect(),
+        };
+        json!(out)
+    };
+    let workers: Vec<_> = fleet
+        .pools()
+        .flat_map(|pool| pool.workers.iter().map(move |worker| worker_out(pool, worker)))
+        .collect();
+    Json(workers).into_response()
+}
+
+/// `GET /workers/{id}/drain-check`: would what this worker holds fit elsewhere in its pool?
+pub(super) async fn drain_check<C: Control>(
+    State(state): State<ServiceState<C>>,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    let fleet = state.view().fleet();
+    let id = WorkerId::new(&id);
+    let Some(pool) = fleet.pool_of(&id) else {
+        return Err(Problem::not_found("unknown_worker", format!("worker {id} is not declared")));
+    };
+    let now = state.control().now();
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    {
+        let loads = state.view().loads().lock();
+        for (worker, rank) in pool.ranks() {
+            let room = room(&fleet, pool, rank, &loads, now);
+            if worker.spec.worker == id { own.push(room) } else { others.push(room) }
+        }
+    }
+    let drain = Drain::of(&own, &others);
+    let body = match &drain {
+        Drain::Yes { needed, free } | Drain::No { needed, free } => {
+            json!({ "drain": drain.name(), "needed_blocks": needed, "free_blocks": free })
+        }
+        Drain::CannotTell { because } => {
+            let because: Vec<String> = because.iter().map(ToString::to_string).collect();
+            json!({ "drain": drain.name(), "because": because })
+        }
+    };
+    Ok(Json(body).into_response())
+}
+
+fn room(fleet: &FleetView, pool: &PoolView, rank: &RankView, loads: &LoadTable, now: Moment) -> Room {
+    let key = &rank.plan.rank;
+    let capacity = fleet.declared().capacity_blocks(key);
+    let used = loads.load(now, key, pool.block_size, capacity.exact()).used_blocks();
+    Room { rank: key.clone(), capacity, used }
+}

@@ -1,0 +1,135 @@
+//! What the service says of load and capacity: `/v1/loads`, `/capacity`, the drain question.
+
+use serde_json::{Value, json};
+
+use super::harness::Service;
+
+async fn declare(service: &Service, id: &str, start: u32, more: Value) {
+    let ranks = start..start + 2;
+    let endpoints: Value =
+        ranks.map(|rank| (rank.to_string(), json!(format!("tcp://10.0.0.1:{}", 6_000 + rank)))).collect();
+    let mut body = json!({
+        "worker_id": id, "model_name": "m", "block_size": 16, "data_parallel_start_rank": start,
+        "data_parallel_size": 2, "endpoint": "http://10.0.0.1:8000", "kv_events_endpoints": endpoints,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    service.post("/workers", body).await.expect(201);
+}
+
+async fn report(service: &Service, id: &str, ranks: Value) {
+    service.post("/loads", json!({ "worker_id": id, "ranks": ranks })).await.expect(200);
+}
+
+fn ranks_of(answer: &Value) -> Vec<(String, u64)> {
+    let entries = answer["loads"].as_array().unwrap();
+    assert_eq!(answer["dp_rank_count"], entries.len());
+    let of =
+        |entry: &Value| (entry["worker"].as_str().unwrap().to_owned(), entry["dp_rank"].as_u64().unwrap());
+    entries.iter().map(of).collect()
+}
+
+/// L1, L2, L3, L4, L6: an entry per rank with a readable report, filtered by presence.
+#[tokio::test]
+async fn loads_list_what_is_known_and_nothing_else() {
+    let service = Service::start().await;
+    declare(&service, "a", 0, json!({})).await;
+    declare(&service, "b", 2, json!({})).await;
+    let empty = service.get("/v1/loads").await.expect(200);
+    assert_eq!((ranks_of(&empty).len(), &empty["available"]), (0, &json!(false)));
+
+    report(&service, "a", json!({ "0": { "num_running_reqs": 3, "num_waiting_reqs": 1 }, "1": {} })).await;
+    report(&service, "b", json!({ "3": { "num_used_tokens": 320 }, "2": { "num_running_reqs": -1 } })).await;
+    let all = service.get("/v1/loads").await.expect(200);
+    assert_eq!(ranks_of(&all), [("a".to_owned(), 0), ("b".to_owned(), 3)]);
+    assert_eq!(all["loads"][0]["num_total_reqs"], 4);
+    assert_eq!(all["loads"][1].get("num_running_reqs"), None, "what was not reported is not there");
+
+    let of = |path: &'static str| service.get(path);
+    assert_eq!(ranks_of(&of("/v1/loads?dp_rank=0").await.expect(200)), [("a".to_owned(), 0)]);
+    assert!(ranks_of(&of("/v1/loads?dp_rank=1").await.expect(200)).is_empty());
+    of("/v1/loads?dp_rank=9").await.problem(400, Some("dp_rank"));
+    of("/v1/loads?dp_rank=0&worker=b").await.problem(400, Some("dp_rank"));
+    of("/v1/loads?dp_rank=-1").await.problem(400, Some("dp_rank"));
+    of("/v1/loads?format=xml").await.problem(400, Some("format"));
+    assert_eq!(ranks_of(&of("/v1/loads?worker=b").await.expect(200)), [("b".to_owned(), 3)]);
+    service.engines.advance_millis(20_000);
+    assert!(ranks_of(&of("/v1/loads").await.expect(200)).is_empty(), "too old to be believed");
+    service.stop().await;
+}
+
+/// L11, L12: capacities with their unit and provenance; what is shared is never copied to each rank.
+#[tokio::test]
+async fn capacities_say_what_they_are() {
+    let service = Service::start().await;
+    declare(&service, "a", 0, json!({ "capacity": { "scope": "aggregate", "blocks": 1_001 } })).await;
+    declare(&service, "b", 2, json!({ "capacity": { "scope": "worker_shared", "blocks": 700 } })).await;
+    let workers = service.get("/capacity").await.expect(200);
+    let divided = &workers[0]["ranks"]["1"];
+    assert_eq!((&divided["blocks"], &divided["tokens"]), (&json!(500), &json!(8_000)));
+    assert_eq!(divided["provenance"], "divided");
+    assert_eq!(workers[1]["ranks"]["2"]["blocks"], Value::Null);
+    assert_eq!(workers[1]["worker_shared"]["blocks"], 700);
+    service.stop().await;
+}
+
+/// L13: yes, no, or that it cannot be told and why.
+#[tokio::test]
+async fn the_drain_question_is_answered_from_exact_figures() {
+    let service = Service::start().await;
+    let exact = json!({ "capacity": { "scope": "per_rank", "blocks": 100 } });
+    declare(&service, "a", 0, exact.clone()).await;
+    declare(&service, "b", 2, exact).await;
+    let ask = || service.get("/workers/a/drain-check");
+    assert_eq!(ask().await.expect(200)["drain"], "cannot_tell");
+    let used = |blocks: u64| json!({ "kv_used_blocks": blocks });
+    report(&service, "a", json!({ "0": used(40), "1": used(40) })).await;
+    report(&service, "b", json!({ "2": used(60), "3": used(60) })).await;
+    let yes = ask().await.expect(200);
+    assert_eq!((&yes["drain"], &yes["needed_blocks"]), (&json!("yes"), &json!(80.0)));
+    report(&service, "b", json!({ "2": used(90), "3": used(60) })).await;
+    assert_eq!(ask().await.expect(200)["drain"], "no");
+    service.get("/workers/nobody/drain-check").await.problem(404, None);
+    service.stop().await;
+}
+
+/// S1, R1: two workers of four ranks each, idle, and a request of 12.25 blocks: eight times 24.250, and 12.250
+/// for the rank that holds the prefix when it comes again.
+#[tokio::test]
+async fn eight_formula_lines_to_the_digit() {
+    let service = Service::start().await;
+    for (id, start) in [("w1", 0), ("w2", 4)] {
+        let endpoints: Value = (start..start + 4)
+            .map(|rank| (rank.to_string(), json!(format!("tcp://10.0.0.{}:{}", start + 1, 6_000 + rank))))
+            .collect();
+        let body = json!({
+            "worker_id": id, "model_name": "m", "block_size": 16, "data_parallel_start_rank": start,
+            "data_parallel_size": 4, "endpoint": "http://10.0.0.1:8000", "kv_events_endpoints": endpoints,
+        });
+        service.post("/workers", body).await.expect(201);
+        let idle: Value = (start..start + 4)
+            .map(|rank| (rank.to_string(), json!({ "decode_blocks": 0, "prefill_tokens": 0 })))
+            .collect();
+        report(&service, id, idle).await;
+    }
+    let tokens: Vec<u32> = (0..196).collect();
+    let select = || service.post("/select", json!({ "token_ids": tokens }));
+    let first = select().await.expect(200);
+    let candidates = first["candidates"].as_array().unwrap();
+    assert_eq!(candidates.len(), 8);
+    for candidate in candidates {
+        let line = "24.250 = 1.0 * prefill_blocks + decode_blocks = 1.0 * 12.250 + 12.000";
+        assert_eq!(candidate["formula"], line);
+    }
+
+    let hashes: Vec<u32> = (1..=12).collect();
+    let stored = json!([{
+        "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": null,
+        "token_ids": &tokens[..192], "block_size": 16,
+    }]);
+    service.engines.send("w2", 6, 0, super::harness::batch(stored));
+    let repeat = select().await.expect(200);
+    assert_eq!((&repeat["worker_id"], &repeat["dp_rank"]), (&json!("w2"), &json!(6)));
+    assert_eq!(repeat["local_rank"], 2);
+    assert_eq!(repeat["formula"], "12.250 = 1.0 * prefill_blocks + decode_blocks = 1.0 * 0.250 + 12.000");
+    service.stop().await;
+}
