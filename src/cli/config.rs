@@ -14,7 +14,7 @@ use rankwise::ids::DpRank;
 use rankwise::index::HybridRule;
 use rankwise::indexer;
 use rankwise::ingest::LoadStatBinding;
-use rankwise::load::{BusyThreshold, WorkerUrl};
+use rankwise::load::{Admission, BusyThreshold, LoadMode, WorkerUrl};
 use rankwise::routing::{Policy, RouterConfig};
 use rankwise::service::ServiceConfig;
 use rankwise::telemetry::{Binding, FeedConfig};
@@ -29,6 +29,8 @@ use super::running::Telemetry;
 pub struct ConfigFile {
     /// Where HTTP is served.
     pub listen: Option<String>,
+    /// Where gRPC is served; not at all unless it is named.
+    pub grpc_listen: Option<String>,
     streams: StreamsTable,
     scoring: ScoringTable,
     http: HttpTable,
@@ -61,7 +63,11 @@ struct ScoringTable {
     track_prefill_tokens: Option<bool>,
     decode_counts_request: Option<bool>,
     temperature: Option<f64>,
+    expect_booked: Option<bool>,
     busy_threshold: Option<f64>,
+    max_prefill_tokens: Option<u64>,
+    max_prefill_fraction: Option<f64>,
+    max_waiting: Option<u64>,
     hybrid: Option<HybridName>,
     seed: Option<u64>,
 }
@@ -79,6 +85,16 @@ struct HttpTable {
 #[serde(deny_unknown_fields, default)]
 struct LoadTable {
     ttl_ms: Option<u64>,
+    mode: Option<LoadModeName>,
+    lease_ms: Option<u64>,
+    max_reservations: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LoadModeName {
+    Reports,
+    Ledger,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -204,6 +220,13 @@ impl ConfigFile {
         set(&mut config.max_held_batches, *max_held_batches);
         set(&mut config.max_held_bytes, *max_held_bytes);
         set(&mut config.load.ttl, self.load.ttl_ms.map(Duration::from_millis));
+        let mode = self.load.mode.map(|mode| match mode {
+            LoadModeName::Reports => LoadMode::Reports,
+            LoadModeName::Ledger => LoadMode::Ledger,
+        });
+        set(&mut config.load.mode, mode);
+        set(&mut config.load.ledger.lease, self.load.lease_ms.map(Duration::from_millis));
+        set(&mut config.load.ledger.max_reservations, self.load.max_reservations);
         config
     }
 
@@ -222,6 +245,7 @@ impl ConfigFile {
         set(&mut policy.decode_active_request_weight, scoring.decode_active_request_weight);
         set(&mut policy.track_prefill_tokens, scoring.track_prefill_tokens);
         set(&mut policy.decode_counts_request, scoring.decode_counts_request);
+        set(&mut policy.expect_booked, scoring.expect_booked);
         set(&mut policy.temperature, scoring.temperature);
         policy.validate().context("in [scoring]")?;
         let busy_threshold = match scoring.busy_threshold {
@@ -233,7 +257,19 @@ impl ConfigFile {
             })?),
         };
         let hybrid = scoring.hybrid.map(Into::into).unwrap_or_default();
-        Ok(RouterConfig { policy, busy_threshold, hybrid, needs_endpoint: false })
+        if let Some(share) = scoring.max_prefill_fraction
+            && !(share > 0.0 && share.is_finite())
+        {
+            bail!(
+                "[scoring] max_prefill_fraction is {share}; give a share of max_num_batched_tokens above 0"
+            );
+        }
+        let admission = Admission {
+            max_prefill_tokens: scoring.max_prefill_tokens,
+            max_prefill_fraction: scoring.max_prefill_fraction,
+            max_waiting: scoring.max_waiting,
+        };
+        Ok(RouterConfig { policy, busy_threshold, admission, hybrid, needs_endpoint: false })
     }
 
     /// How HTTP is served.

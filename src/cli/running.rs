@@ -12,6 +12,7 @@ use rankwise::ingest::{
 use rankwise::pump::Gone;
 use rankwise::routing::{Router, RouterConfig};
 use rankwise::service::{self, Control, ControlError, ServiceConfig, ServiceState};
+use rankwise::telemetry::serve::serve_loads;
 use rankwise::telemetry::{Binding, FeedConfig, Feeds};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -26,6 +27,8 @@ pub struct Running {
     http: JoinHandle<std::io::Result<()>>,
     /// What asks for load and listens to it, for as long as the service runs.
     feeds: Option<(Feeds, LoadStatFeed)>,
+    /// Ends gRPC when it is dropped.
+    grpc: Option<oneshot::Sender<()>>,
 }
 
 /// Who is asked for load, and who publishes it.
@@ -63,7 +66,7 @@ impl Running {
             let _ = stopped.await;
         };
         let http = tokio::spawn(service::serve(listener, service::app(state), shutdown));
-        Ok(Self { node, address, stop, http, feeds: None })
+        Ok(Self { node, address, stop, http, feeds: None, grpc: None })
     }
 
     /// Where HTTP is served.
@@ -108,12 +111,38 @@ impl Running {
         Ok(())
     }
 
+    /// Answers `GetLoads` over gRPC on `listen`, for as long as the service runs; the address that is bound.
+    ///
+    /// # Errors
+    /// An address that cannot be bound.
+    pub async fn serve_grpc(&mut self, listen: &str) -> Result<SocketAddr> {
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}; choose another with --grpc-listen"))?;
+        let address = listener.local_addr().context("the listener has no address")?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async {
+            // Dropped with the service.
+            let _ = stopped.await;
+        };
+        let clock = self.node.clock();
+        let serving = serve_loads(listener, self.view().clone(), move || clock.now(), shutdown);
+        tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::warn!(%error, "gRPC is no longer served");
+            }
+        });
+        self.grpc = Some(stop);
+        Ok(address)
+    }
+
     /// Answers what has begun, closes the connections and ends.
     ///
     /// # Errors
     /// Those of accepting connections.
     pub async fn stop(self) -> Result<()> {
         drop(self.feeds);
+        drop(self.grpc);
         let _ = self.stop.send(());
         self.http.await.context("the HTTP task has ended badly")?.context("cannot accept connections")?;
         drop(self.node);

@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "RANKWISE_LISTEN")]
     listen: Option<String>,
 
+    /// Address and port for gRPC (GetLoads, as vLLM's and SGLang's servicers have it) [default: not served]
+    #[arg(long, value_name = "ADDRESS", env = "RANKWISE_GRPC_LISTEN")]
+    grpc_listen: Option<String>,
+
     /// A worker: id=…,model=…,block_size=…,ranks=0-3,events=tcp://host:port[,replay=…][,group=…][,topic=…][,http=…]
     #[arg(long = "worker", value_name = "FIELDS")]
     workers: Vec<String>,
@@ -61,11 +65,18 @@ impl Args {
             workers.push(worker_flag(flag).with_context(|| format!("in --worker {flag}"))?);
         }
         let listen = self.listen.as_deref().or(file.listen.as_deref()).unwrap_or(DEFAULT_LISTEN);
-        runtime()?.block_on(serve(listen, &file, workers, self.json))
+        let grpc = self.grpc_listen.as_deref().or(file.grpc_listen.as_deref());
+        runtime()?.block_on(serve(listen, grpc, &file, workers, self.json))
     }
 }
 
-async fn serve(listen: &str, file: &ConfigFile, workers: Vec<WorkerSpec>, json: bool) -> Result<Verdict> {
+async fn serve(
+    listen: &str,
+    grpc: Option<&str>,
+    file: &ConfigFile,
+    workers: Vec<WorkerSpec>,
+    json: bool,
+) -> Result<Verdict> {
     let node = NodeConfig { indexer: file.indexer(), driver: DriverConfig::default() };
     let telemetry = file.telemetry().context("in the configuration")?;
     let mut running = Running::start(listen, node, file.router()?, file.service()).await?;
@@ -83,9 +94,16 @@ async fn serve(listen: &str, file: &ConfigFile, workers: Vec<WorkerSpec>, json: 
     }
     running.watch_loads(telemetry)?;
     let address = running.address();
-    match json {
-        true => print_json(&serde_json::json!({ "address": address.to_string() }))?,
-        false => print_text(format!("rankwise serves on http://{address} (Ctrl-C ends it)"))?,
+    let grpc = match grpc {
+        Some(listen) => Some(running.serve_grpc(listen).await?),
+        None => None,
+    };
+    if json {
+        let grpc = grpc.map(|grpc| grpc.to_string());
+        print_json(&serde_json::json!({ "address": address.to_string(), "grpc_address": grpc }))?;
+    } else {
+        let grpc = grpc.map(|grpc| format!(" and gRPC on {grpc}")).unwrap_or_default();
+        print_text(format!("rankwise serves on http://{address}{grpc} (Ctrl-C ends it)"))?;
     }
     asked_to_stop().await;
     match timeout(DRAIN, running.stop()).await {

@@ -26,6 +26,41 @@ impl BusyThreshold {
     }
 }
 
+/// Further limits beyond which a rank takes no more requests; each is off unless set, and what is not known
+/// is over no limit.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Default)]
+pub struct Admission {
+    /// Prompt tokens that the rank has still to prefill.
+    pub max_prefill_tokens: Option<u64>,
+    /// The same as a share of what the rank prefills in one step (`max_num_batched_tokens`); may be above 1.
+    pub max_prefill_fraction: Option<f64>,
+    /// Requests waiting on the rank.
+    pub max_waiting: Option<u64>,
+}
+
+impl Admission {
+    /// Whether a rank is **over** a limit; exactly at it is not over.
+    ///
+    /// `batched_tokens` is what the rank prefills in one step.
+    pub fn is_over(
+        &self,
+        prefill_tokens: Option<u64>,
+        waiting: Option<u64>,
+        batched_tokens: Option<u64>,
+    ) -> bool {
+        let over =
+            |value: Option<u64>, limit: Option<u64>| matches!((value, limit), (Some(v), Some(l)) if v > l);
+        let over_share = match (prefill_tokens, self.max_prefill_fraction, batched_tokens) {
+            (Some(tokens), Some(share), Some(step)) => {
+                let step = step as f64;
+                tokens as f64 > step.mul_add(share, step * ROUNDING)
+            }
+            _ => false,
+        };
+        over_share || over(prefill_tokens, self.max_prefill_tokens) || over(waiting, self.max_waiting)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -58,5 +93,21 @@ mod tests {
         for share in [0.0, -0.5, 1.1, f64::NAN, f64::INFINITY] {
             assert_eq!(BusyThreshold::new(share), None);
         }
+    }
+
+    /// L15: each limit alone, none by default, and the unknown over none.
+    #[test]
+    fn limits_are_off_until_they_are_set() {
+        let off = Admission::default();
+        assert!(!off.is_over(Some(u64::MAX), Some(u64::MAX), Some(1)));
+        let tokens = Admission { max_prefill_tokens: Some(100), ..off };
+        assert!(!tokens.is_over(Some(100), Some(9), Some(1)) && tokens.is_over(Some(101), None, None));
+        assert!(!tokens.is_over(None, Some(9), Some(1)));
+        let share = Admission { max_prefill_fraction: Some(0.29), ..off };
+        assert!(!share.is_over(Some(29), None, Some(100)) && share.is_over(Some(30), None, Some(100)));
+        assert!(!share.is_over(Some(30), None, None));
+        let queue = Admission { max_waiting: Some(0), ..off };
+        assert!(!queue.is_over(None, Some(0), None) && queue.is_over(None, Some(1), None));
+        assert!(!queue.is_over(Some(9), None, Some(1)));
     }
 }

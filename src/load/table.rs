@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ledger::{Booked, Ledger, LedgerConfig};
 use super::report::{LoadReport, RankLoad};
 use crate::block::BlockSize;
 use crate::ids::{DpRank, Moment, RankKey, WorkerId};
@@ -13,24 +14,41 @@ use crate::ids::{DpRank, Moment, RankKey, WorkerId};
 pub struct LoadConfig {
     /// A report older than this makes its rank unknown.
     pub ttl: Duration,
+    /// What makes a rank known.
+    pub mode: LoadMode,
+    /// The reservations.
+    pub ledger: LedgerConfig,
 }
 
 impl Default for LoadConfig {
     /// 15 s: engines report at least once a second when they report at all, and a scrape may miss a few.
     fn default() -> Self {
-        Self { ttl: Duration::from_secs(15) }
+        Self { ttl: Duration::from_secs(15), mode: LoadMode::default(), ledger: LedgerConfig::default() }
     }
 }
 
-/// Per declared rank, the newest report; per worker, the newest aggregate, kept apart.
+/// What makes a rank's load known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum LoadMode {
+    /// A fresh report, to which is added what was reserved since.
+    #[default]
+    Reports,
+    /// Our own reservations too, where no fresh report is: the operator vouches that all traffic passes here.
+    Ledger,
+}
+
+/// Per declared rank, the newest report and what was reserved; per worker, the newest aggregate, kept apart.
 ///
-/// Only declared ranks have a place, so a report can create none: memory is bounded by the fleet.
+/// Only declared ranks have a place, so a report can create none: memory is bounded by the fleet, and by the
+/// ledger's own limits.
 ///
-/// Cost: a report is linear in its entries; a look-up is two map look-ups.
+/// Cost: a report is linear in its entries and in what was reserved since the last; a look-up is a few map
+/// look-ups.
 #[derive(Debug, Default)]
 pub struct LoadTable {
     config: LoadConfig,
     workers: HashMap<WorkerId, WorkerLoad>,
+    ledger: Ledger,
     counts: LoadCounts,
 }
 
@@ -52,6 +70,11 @@ struct Stored {
 impl Stored {
     fn age(&self, now: Moment) -> Duration {
         now.since(self.received).saturating_add(self.age_then)
+    }
+
+    /// When the figures were true.
+    fn measured(&self) -> Moment {
+        self.received - self.age_then
     }
 }
 
@@ -83,7 +106,7 @@ impl LoadCounts {
 /// A rank's load, or why there is none.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RankLoadView {
-    /// A fresh report says so.
+    /// A fresh report says so, with what was reserved since; or the ledger alone, where it may.
     Known {
         /// Blocks active on the rank.
         decode_blocks: f64,
@@ -97,8 +120,8 @@ pub enum RankLoadView {
         running: Option<u64>,
         /// Requests waiting.
         waiting: Option<u64>,
-        /// How old the figures are.
-        age: Duration,
+        /// How old the report is; `None` where the ledger alone makes the rank known.
+        age: Option<Duration>,
         /// Who said so.
         source: Arc<str>,
     },
@@ -131,11 +154,19 @@ impl RankLoadView {
         }
     }
 
+    /// Requests waiting, if known.
+    pub fn waiting(&self) -> Option<u64> {
+        match self {
+            Self::Known { waiting, .. } => *waiting,
+            Self::Unknown(_) => None,
+        }
+    }
+
     /// How old the figures are; `None` if nothing was ever reported.
     pub fn age(&self) -> Option<Duration> {
         match self {
-            Self::Known { age, .. }
-            | Self::Unknown(LoadUnknown::TooOld { age } | LoadUnknown::NoUsableField { age }) => Some(*age),
+            Self::Known { age, .. } => *age,
+            Self::Unknown(LoadUnknown::TooOld { age } | LoadUnknown::NoUsableField { age }) => Some(*age),
             Self::Unknown(_) => None,
         }
     }
@@ -153,6 +184,8 @@ pub enum LoadBasis {
     UsedBlocks,
     /// `token_usage` of an exact capacity.
     Usage,
+    /// No report: what was reserved.
+    Ledger,
 }
 
 impl LoadBasis {
@@ -163,6 +196,7 @@ impl LoadBasis {
             Self::UsedTokens => "num_used_tokens",
             Self::UsedBlocks => "kv_used_blocks",
             Self::Usage => "token_usage",
+            Self::Ledger => "ledger",
         }
     }
 }
@@ -213,16 +247,19 @@ pub struct AggregateView {
 impl LoadTable {
     /// An empty table.
     pub fn new(config: LoadConfig) -> Self {
-        Self { config, ..Self::default() }
+        Self { config, ledger: Ledger::new(config.ledger), ..Self::default() }
     }
 
     /// Gives a declared rank its place; one that has it keeps what is known.
     pub fn declare(&mut self, rank: &RankKey) {
+        self.ledger.declare(rank);
         self.workers.entry(rank.worker.clone()).or_default().ranks.entry(rank.dp_rank).or_default();
     }
 
-    /// Forgets a rank that is gone, and with a worker's last rank its aggregate. `false` if it had no place.
+    /// Forgets a rank that is gone and what was reserved there, and with a worker's last rank its aggregate.
+    /// `false` if it had no place.
     pub fn retire(&mut self, rank: &RankKey) -> bool {
+        self.ledger.retire(rank);
         let Some(worker) = self.workers.get_mut(&rank.worker) else { return false };
         let gone = worker.ranks.remove(&rank.dp_rank).is_some();
         if worker.ranks.is_empty() {
@@ -258,8 +295,13 @@ impl LoadTable {
                 Ok((load, age_then)) => {
                     let source = report.source.clone();
                     let stored = Stored { load, received: now, age_then, source };
+                    let measured = stored.measured();
                     if keep_newer(slot, stored, now) {
                         counts.accepted += 1;
+                        if let Ok(rank) = u32::try_from(named) {
+                            let rank = RankKey { worker: worker.clone(), dp_rank: DpRank(rank) };
+                            self.ledger.reported(&rank, measured, now);
+                        }
                     } else {
                         counts.superseded += 1;
                     }
@@ -280,11 +322,31 @@ impl LoadTable {
         counts
     }
 
-    /// A rank's load at `now`.
+    /// A rank's load at `now`: its fresh report and what was reserved there since; where the mode lets the
+    /// ledger speak alone and there is no fresh report, everything that is reserved there.
+    ///
+    /// A field that the report lacks is filled from the ledger only where something is reserved on the rank,
+    /// or the ledger may speak alone; otherwise it stays unknown.
     ///
     /// `exact_capacity` is the rank's own KV capacity in blocks, if that is known exactly; a usage needs it,
     /// unless the report states the capacity itself.
     pub fn load(
+        &self,
+        now: Moment,
+        rank: &RankKey,
+        block_size: BlockSize,
+        exact_capacity: Option<u64>,
+    ) -> RankLoadView {
+        match self.by_report(now, rank, block_size, exact_capacity) {
+            RankLoadView::Unknown(LoadUnknown::NotDeclared) => {
+                RankLoadView::Unknown(LoadUnknown::NotDeclared)
+            }
+            RankLoadView::Unknown(_) if self.config.mode == LoadMode::Ledger => self.by_ledger(rank),
+            view => view,
+        }
+    }
+
+    fn by_report(
         &self,
         now: Moment,
         rank: &RankKey,
@@ -305,16 +367,52 @@ impl LoadTable {
         let Some((decode_blocks, basis)) = active_blocks(load, block_size, exact_capacity) else {
             return RankLoadView::Unknown(LoadUnknown::NoUsableField { age });
         };
+        let since = self.ledger.since_report(rank);
+        // What a report does not speak of is in none, so nothing of it is counted twice.
+        let unreported = |of: fn(&Booked) -> u64| {
+            let all = self.ledger.all(rank);
+            (all.requests > 0 || self.config.mode == LoadMode::Ledger).then(|| of(&all))
+        };
+        let plus = |reported: Option<u64>, of: fn(&Booked) -> u64| match reported {
+            Some(reported) => Some(reported.saturating_add(of(&since))),
+            None => unreported(of),
+        };
         RankLoadView::Known {
-            decode_blocks,
+            decode_blocks: decode_blocks + since.decode_blocks,
             basis,
-            active_prefill_tokens: load.prefill_tokens.or(load.queued_uncached_tokens),
-            used_blocks: used_blocks(load, block_size, exact_capacity),
-            running: load.num_running_reqs,
+            active_prefill_tokens: plus(load.prefill_tokens.or(load.queued_uncached_tokens), |booked| {
+                booked.prefill_tokens
+            }),
+            used_blocks: used_blocks(load, block_size, exact_capacity).map(|used| used + since.decode_blocks),
+            running: plus(load.num_running_reqs, |booked| booked.requests),
             waiting: load.num_waiting_reqs,
-            age,
+            age: Some(age),
             source: stored.source.clone(),
         }
+    }
+
+    fn by_ledger(&self, rank: &RankKey) -> RankLoadView {
+        let all = self.ledger.all(rank);
+        RankLoadView::Known {
+            decode_blocks: all.decode_blocks,
+            basis: LoadBasis::Ledger,
+            active_prefill_tokens: Some(all.prefill_tokens),
+            used_blocks: Some(all.decode_blocks),
+            running: Some(all.requests),
+            waiting: None,
+            age: None,
+            source: LoadBasis::Ledger.name().into(),
+        }
+    }
+
+    /// The reservations.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The reservations, to book and to end.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
     }
 
     /// The figures of a rank's newest report as they came, fresh or not, with their age.
@@ -406,7 +504,7 @@ fn blocks_of(tokens: u64, block_size: BlockSize) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
-    use crate::load::{LoadEntry, RawNumber, RawRankLoad};
+    use crate::load::{Claim, ClaimedBlocks, LoadEntry, RawNumber, RawRankLoad};
 
     const BLOCK: BlockSize = BlockSize::new(4).unwrap();
 
@@ -610,5 +708,81 @@ mod tests {
         assert_eq!((late.accepted, late.superseded), (0, 1));
         assert_eq!(table.blocks(at(3_000), "w", 0..1), [Some(2.0)]);
         assert_eq!(table.newest(at(3_000), &RankKey::new("w", 0)).unwrap().1, Duration::from_secs(2));
+    }
+
+    fn reserve(table: &mut LoadTable, now: Moment, id: &str, rank: u32, prefill: u64, blocks: u64) {
+        let claim = Claim::new(prefill, prefill, ClaimedBlocks::Count(blocks));
+        table.ledger_mut().reserve(now, &id.into(), &RankKey::new("w", rank), claim).unwrap();
+    }
+
+    /// L15: known = the fresh report + what was reserved since; a rank that was never seen stays unknown
+    /// whatever is reserved there.
+    #[test]
+    fn what_was_reserved_since_the_report_is_added() {
+        let mut table = table("w", 0..2);
+        let report = RawRankLoad {
+            prefill_tokens: 100.0.into(),
+            num_running_reqs: 3.0.into(),
+            kv_used_blocks: 20.0.into(),
+            ..decode(10.0)
+        };
+        let figures = |table: &LoadTable, millis, rank| match table.view(at(millis), "w", rank) {
+            RankLoadView::Known { decode_blocks, active_prefill_tokens, used_blocks, running, .. } => {
+                Some((decode_blocks, active_prefill_tokens, used_blocks, running))
+            }
+            RankLoadView::Unknown(_) => None,
+        };
+        reserve(&mut table, at(0), "before", 0, 50, 5);
+        assert_eq!(figures(&table, 0, 0), None);
+        table.say(at(10), "w", &[(0, report)]);
+        assert_eq!(figures(&table, 10, 0), Some((10.0, Some(100), Some(20.0), Some(3))));
+        reserve(&mut table, at(20), "after", 0, 30, 4);
+        reserve(&mut table, at(20), "elsewhere", 1, 30, 4);
+        assert_eq!(figures(&table, 20, 0), Some((14.0, Some(130), Some(24.0), Some(4))));
+        assert_eq!(figures(&table, 20, 1), None);
+        // The next report contains it; one that was measured before it does not.
+        table.say(at(30), "w", &[(0, RawRankLoad { age_ms: 15.0.into(), ..report })]);
+        assert_eq!(figures(&table, 30, 0), Some((14.0, Some(130), Some(24.0), Some(4))));
+        table.say(at(40), "w", &[(0, report)]);
+        assert_eq!(figures(&table, 40, 0), Some((10.0, Some(100), Some(20.0), Some(3))));
+        // A superseded report moves nothing.
+        reserve(&mut table, at(50), "last", 0, 1, 1);
+        table.say(at(60), "w", &[(0, RawRankLoad { age_ms: 30.0.into(), ..report })]);
+        assert_eq!(figures(&table, 60, 0), Some((11.0, Some(101), Some(21.0), Some(4))));
+        assert_eq!(figures(&table, 60_000, 0), None);
+    }
+
+    /// L15: a field that no report speaks of is filled from what is reserved, and is unknown without.
+    #[test]
+    fn what_no_report_speaks_of_comes_from_the_ledger() {
+        let mut table = table("w", 0..1);
+        reserve(&mut table, at(0), "a", 0, 50, 5);
+        table.say(at(10), "w", &[(0, decode(10.0))]);
+        assert_eq!(table.view(at(10), "w", 0).active_prefill_tokens(), Some(50));
+        assert_eq!(table.view(at(10), "w", 0).decode_blocks(), Some(10.0));
+        table.ledger_mut().free(&"a".into());
+        assert_eq!(table.view(at(10), "w", 0).active_prefill_tokens(), None);
+    }
+
+    /// L15: only where the operator vouches for it does the ledger alone make a rank known; a fresh report
+    /// is still believed.
+    #[test]
+    fn the_ledger_speaks_alone_only_where_it_may() {
+        let config = LoadConfig { mode: LoadMode::Ledger, ..LoadConfig::default() };
+        let mut table = LoadTable::new(config);
+        table.declare(&RankKey::new("w", 0));
+        reserve(&mut table, at(0), "a", 0, 50, 5);
+        let view = table.view(at(0), "w", 0);
+        assert_eq!((view.decode_blocks(), view.active_prefill_tokens()), (Some(5.0), Some(50)));
+        assert_eq!((view.used_blocks(), view.age()), (Some(5.0), None));
+        table.say(at(10), "w", &[(0, decode(7.0))]);
+        assert_eq!(table.view(at(10), "w", 0).decode_blocks(), Some(7.0));
+        assert_eq!(table.view(at(20_000), "w", 0).decode_blocks(), Some(5.0));
+        assert_eq!(table.view(at(0), "w", 9), RankLoadView::Unknown(LoadUnknown::NotDeclared));
+        // R7: a rank that comes back finds nothing reserved.
+        table.retire(&RankKey::new("w", 0));
+        table.declare(&RankKey::new("w", 0));
+        assert_eq!(table.view(at(10), "w", 0).decode_blocks(), Some(0.0));
+        assert!(table.ledger().is_empty());
     }
 }

@@ -40,6 +40,12 @@ pub struct Candidate {
     pub load: CandidateLoad,
     /// The request's full blocks that are not active on the rank: what decoding it would add there.
     pub new_blocks: u64,
+    /// The request's leading blocks that requests which were just sent there hold, or will hold once they are
+    /// prefilled; 0 where that is not to count. They cannot be evicted while those requests run.
+    pub expected_blocks: u32,
+    /// The prefill work for those of them that are not computed yet. It is the request's own as well, so it
+    /// must not be held against it.
+    pub shared_prefill_tokens: u64,
 }
 
 impl Candidate {
@@ -59,7 +65,20 @@ impl Candidate {
             tree_size: 0,
             load: CandidateLoad::Unknown,
             new_blocks: 0,
+            expected_blocks: 0,
+            shared_prefill_tokens: 0,
         }
+    }
+
+    /// What the request would find on the rank: what the rank holds, and what was just sent there.
+    pub fn reach(&self) -> Overlap {
+        Overlap { device: self.overlap.device.max(self.expected_blocks), ..self.overlap }
+    }
+
+    /// Prompt tokens that the rank has to prefill before the request's own, if known.
+    pub fn prefill_ahead(&self) -> Option<u64> {
+        let active = self.load.active_prefill_tokens()?;
+        Some(active.saturating_sub(self.shared_prefill_tokens))
     }
 }
 
@@ -130,6 +149,8 @@ pub enum Standing {
     Ready,
     /// It is over its limit.
     Overloaded,
+    /// It holds fewer blocks than the request needs.
+    TooSmall,
     /// Its worker has no address to send a request to, where one is needed.
     NoEndpoint,
 }

@@ -29,6 +29,11 @@ impl Chance {
         if n < 2 { 0 } else { self.0.random_range(0..n) }
     }
 
+    /// 128 bits of chance: a name that no other draw has.
+    pub(super) fn name(&mut self) -> u128 {
+        self.0.random()
+    }
+
     /// A number from 0 up to 1, which is left out.
     fn share(&mut self) -> f64 {
         self.0.random()

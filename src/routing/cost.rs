@@ -58,9 +58,10 @@ impl Terms {
     pub fn of(policy: &Policy, request: &Request<'_>, floor: Option<u64>, candidate: &Candidate) -> Self {
         let block_size = f64::from(request.block_size.get());
         let tracked = policy.track_prefill_tokens || candidate.load == CandidateLoad::Unknown;
-        let device = f64::from(candidate.overlap.device);
-        let farther = policy.host_cache_hit_weight * f64::from(candidate.overlap.beyond_device())
-            + policy.disk_cache_hit_weight * f64::from(candidate.overlap.beyond_host());
+        let reach = candidate.reach();
+        let device = f64::from(reach.device);
+        let farther = policy.host_cache_hit_weight * f64::from(reach.beyond_device())
+            + policy.disk_cache_hit_weight * f64::from(reach.beyond_host());
         let cached_tokens = ((device + farther) * block_size).round() as u64;
         let decay = if tracked { decay(policy, request, floor, candidate) } else { 1.0 };
         let trust_credit = policy.untrusted_credit.factor(candidate.trust);
@@ -77,7 +78,7 @@ impl Terms {
             ..Self::default()
         };
         if tracked {
-            let active = candidate.load.active_prefill_tokens().unwrap_or(0) as f64;
+            let active = candidate.prefill_ahead().unwrap_or(0) as f64;
             let prompt = request.isl_tokens.max(cached_tokens) as f64;
             terms.raw_prefill_blocks = (active + prompt) / block_size;
             terms.prefill_blocks = (terms.raw_prefill_blocks - terms.overlap_credit_blocks).max(0.0);
@@ -119,7 +120,7 @@ impl Terms {
 /// The least prefill load among the candidates, in tokens; a rank whose prefill load is not known sets no
 /// floor, and neither gains nor loses by it.
 pub fn prefill_floor<'c>(candidates: impl Iterator<Item = &'c Candidate>) -> Option<u64> {
-    candidates.filter_map(|candidate| candidate.load.active_prefill_tokens()).min()
+    candidates.filter_map(Candidate::prefill_ahead).min()
 }
 
 /// Displays a cost with its terms: in words, then in numbers.
@@ -183,7 +184,7 @@ fn is_for_prefill(request: &Request<'_>, candidate: &Candidate) -> bool {
 }
 
 fn decay(policy: &Policy, request: &Request<'_>, floor: Option<u64>, candidate: &Candidate) -> f64 {
-    let (Some(active), Some(floor)) = (candidate.load.active_prefill_tokens(), floor) else { return 1.0 };
+    let (Some(active), Some(floor)) = (candidate.prefill_ahead(), floor) else { return 1.0 };
     let excess = active.saturating_sub(floor) as f64 / f64::from(request.block_size.get());
     1.0 / (1.0 + policy.overlap_score_credit_decay * excess / request.blocks().max(1) as f64)
 }

@@ -299,6 +299,12 @@ pub enum Refusal {
     /// No rank's worker has an address to send a request to.
     #[error("no rank's worker has an endpoint")]
     NoEndpoint,
+    /// It needs more blocks than any rank that could serve it holds, by figures that are exact.
+    #[error("the request needs more KV blocks than any rank that could serve it holds ({ranks})")]
+    TooLarge {
+        /// How many ranks could serve it otherwise.
+        ranks: u32,
+    },
     /// Every rank that could serve it is over its limit.
     #[error("every rank that could serve it is overloaded ({ranks})")]
     Overloaded {
@@ -319,6 +325,7 @@ impl Refusal {
             Self::NoneInRole { .. } => "none_in_role",
             Self::TaintsUnmet => "taints_unmet",
             Self::NoEndpoint => "no_endpoint",
+            Self::TooLarge { .. } => "too_large",
             Self::Overloaded { .. } => "overloaded",
         }
     }
@@ -326,7 +333,9 @@ impl Refusal {
     /// What a caller can do about it.
     pub fn kind(&self) -> RefusalKind {
         match self {
-            Self::NoSuchRank { .. } | Self::NotAllowed { .. } => RefusalKind::BadRequest,
+            Self::NoSuchRank { .. } | Self::NotAllowed { .. } | Self::TooLarge { .. } => {
+                RefusalKind::BadRequest
+            }
             Self::UnknownWorker { .. } => RefusalKind::NotFound,
             Self::Overloaded { .. } => RefusalKind::Overloaded,
             Self::NoWorker
@@ -346,7 +355,7 @@ impl Refusal {
             Self::NoneAllowed => Some("allowed_worker_ids"),
             Self::NoneInRole { .. } => Some("role"),
             Self::TaintsUnmet => Some("required_taints"),
-            Self::NoWorker | Self::NoEndpoint | Self::Overloaded { .. } => None,
+            Self::NoWorker | Self::NoEndpoint | Self::TooLarge { .. } | Self::Overloaded { .. } => None,
         }
     }
 }

@@ -70,6 +70,7 @@ impl<'r> Sieve<'r> {
             }
             Some(Obstacle::MissingTaint) => Refusal::TaintsUnmet,
             Some(Obstacle::NoEndpoint) => Refusal::NoEndpoint,
+            Some(Obstacle::TooSmall) => Refusal::TooLarge { ranks: self.excluded.by(Obstacle::TooSmall) },
             Some(Obstacle::Overloaded) => {
                 Refusal::Overloaded { ranks: self.excluded.by(Obstacle::Overloaded) }
             }
@@ -105,6 +106,7 @@ impl<'r> Sieve<'r> {
         match candidate.standing {
             Standing::Ready => None,
             Standing::NoEndpoint => Some(Obstacle::NoEndpoint),
+            Standing::TooSmall => Some(Obstacle::TooSmall),
             Standing::Overloaded => Some(Obstacle::Overloaded),
         }
     }
@@ -137,18 +139,21 @@ pub enum Obstacle {
     MissingTaint,
     /// Its worker has no address to send a request to.
     NoEndpoint,
+    /// It holds fewer blocks than the request needs.
+    TooSmall,
     /// It is over its limit.
     Overloaded,
 }
 
 impl Obstacle {
     /// All of them, in the order in which they are looked at.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::NotAllowed,
         Self::NotPinned,
         Self::WrongRole,
         Self::MissingTaint,
         Self::NoEndpoint,
+        Self::TooSmall,
         Self::Overloaded,
     ];
 
@@ -160,6 +165,7 @@ impl Obstacle {
             Self::WrongRole => "wrong_role",
             Self::MissingTaint => "missing_taint",
             Self::NoEndpoint => "no_endpoint",
+            Self::TooSmall => "too_small",
             Self::Overloaded => "overloaded",
         }
     }

@@ -10,6 +10,7 @@
 //!
 //! **What it does not know.** Where a load figure came from, what an index is, how an answer is sent.
 
+pub mod booking;
 pub mod candidate;
 pub mod choice;
 pub mod cost;
@@ -22,6 +23,7 @@ pub mod policy;
 pub mod prompt;
 pub mod router;
 
+pub use booking::Booking;
 pub use candidate::{
     AllowList, Balance, Candidate, CandidateLoad, Constraints, EngineStyle, Overlap, Pin, Request, Role,
     Standing, Taints,
@@ -35,7 +37,7 @@ pub use filter::{Excluded, Obstacle, Sieve};
 pub use overlaps::Overlaps;
 pub use policy::{Policy, PolicyError, PolicyOverride, TrustCredit};
 pub use prompt::{MmItem, Prompt, PromptForm, PromptHashes};
-pub use router::{Router, RouterConfig, RouterScratch, SelectError, SelectRequest};
+pub use router::{Reserved, Router, RouterConfig, RouterScratch, SelectError, SelectRequest};
 
 /// Scores candidates; keeps its table from request to request, so that a warm scorer allocates nothing.
 ///

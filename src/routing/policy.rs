@@ -39,6 +39,9 @@ pub struct Policy {
     /// Whether blocks of the request that are active on the rank already are shared there. If not, all its
     /// full blocks are new.
     pub assume_kv_reuse: bool,
+    /// Whether blocks that were just sent to a rank count as held there before its events say so: then a
+    /// burst of equal prompts goes to one rank until its load outweighs the prefix, else it spreads. Ours.
+    pub expect_booked: bool,
     /// Labels that make a rank cheaper (weight above 0) or dearer (below 0): the cost is multiplied by
     /// exp(−tanh(Σ weights of the labels it has)); weights −1e6 to 1e6, at most [`Policy::MAX_PREFERRED`].
     pub preferred_taints: Vec<(Box<str>, f64)>,
@@ -59,6 +62,7 @@ impl Default for Policy {
             temperature: 0.0,
             decode_counts_request: true,
             assume_kv_reuse: true,
+            expect_booked: true,
             preferred_taints: Vec::new(),
             untrusted_credit: TrustCredit::default(),
         }
@@ -111,6 +115,7 @@ impl Policy {
         lay(&mut policy.temperature, &over.temperature);
         lay(&mut policy.decode_counts_request, &over.decode_counts_request);
         lay(&mut policy.assume_kv_reuse, &over.assume_kv_reuse);
+        lay(&mut policy.expect_booked, &over.expect_booked);
         lay(&mut policy.preferred_taints, &over.preferred_taints);
         lay(&mut policy.untrusted_credit, &over.untrusted_credit);
         policy.validate()?;
@@ -132,6 +137,7 @@ pub struct PolicyOverride {
     pub temperature: Option<f64>,
     pub decode_counts_request: Option<bool>,
     pub assume_kv_reuse: Option<bool>,
+    pub expect_booked: Option<bool>,
     pub preferred_taints: Option<Vec<(Box<str>, f64)>>,
     pub untrusted_credit: Option<TrustCredit>,
 }
@@ -275,6 +281,7 @@ mod tests {
             temperature: Some(8.0),
             decode_counts_request: Some(false),
             assume_kv_reuse: Some(false),
+            expect_booked: Some(false),
             preferred_taints: Some(taints.clone()),
             untrusted_credit: Some(credit),
         };
@@ -289,6 +296,7 @@ mod tests {
             temperature: 8.0,
             decode_counts_request: false,
             assume_kv_reuse: false,
+            expect_booked: false,
             preferred_taints: taints,
             untrusted_credit: credit,
         };

@@ -154,6 +154,16 @@ impl PromptHashes {
         &self.sequences
     }
 
+    /// Writes the sequence hashes of the full blocks into `chain`: those that the caller gave, else made.
+    pub fn chain_into(&self, chain: &mut Vec<SequenceHash>) {
+        chain.clear();
+        if self.sequences.is_empty() {
+            chain.extend(SequenceHash::chain(&self.locals));
+        } else {
+            chain.extend_from_slice(&self.sequences);
+        }
+    }
+
     /// Full blocks of the prompt.
     pub fn blocks(&self) -> usize {
         self.locals.len().max(self.sequences.len())

@@ -16,7 +16,7 @@ use super::state::ServiceState;
 use super::workers::WorkerFilter;
 use crate::ids::Moment;
 use crate::indexer::{PoolView, RankView, WorkerView};
-use crate::load::{LoadEntry, LoadReport, LoadTable, RankLoadView, RawNumber, RawRankLoad};
+use crate::load::{Booked, LoadEntry, LoadReport, LoadTable, RankLoadView, RawNumber, RawRankLoad};
 
 // === reports ===
 
@@ -163,6 +163,25 @@ struct RankLoadOut<'a> {
     max_total_num_tokens: Option<u64>,
     token_usage: Option<f64>,
     age_ms: Option<u64>,
+    reserved: ReservedOut,
+}
+
+/// What is reserved on the rank; it is in the figures above as far as no report contains it.
+#[derive(Serialize)]
+struct ReservedOut {
+    requests: u64,
+    prefill_tokens: u64,
+    decode_blocks: f64,
+}
+
+impl From<Booked> for ReservedOut {
+    fn from(booked: Booked) -> Self {
+        Self {
+            requests: booked.requests,
+            prefill_tokens: booked.prefill_tokens,
+            decode_blocks: booked.decode_blocks,
+        }
+    }
 }
 
 /// `GET /loads`.
@@ -172,7 +191,8 @@ pub(super) async fn list<C: Control>(
 ) -> Response {
     let fleet = state.view().fleet();
     let now = state.control().now();
-    let loads = state.view().loads().lock();
+    let mut loads = state.view().loads().lock();
+    loads.ledger_mut().expire(now);
     let pools = fleet.pools().filter(|pool| filter.admits(&pool.key)).map(|pool| {
         let out = |(worker, rank)| rank_load(&state, pool, worker, rank, &loads, now);
         PoolLoadsOut {
@@ -225,5 +245,6 @@ fn rank_load<'a, C: Control>(
         max_total_num_tokens: newest.max_total_num_tokens,
         token_usage: newest.token_usage,
         age_ms: view.age().map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+        reserved: loads.ledger().all(key).into(),
     }
 }

@@ -27,6 +27,7 @@ use super::state::ServiceState;
 use crate::events::SkipReason;
 use crate::ids::Moment;
 use crate::indexer::{FleetView, PoolView, RankReport, RankView, View};
+use crate::load::{Booked, LoadTable};
 use crate::routing::Reason;
 use crate::trust::Trust;
 
@@ -132,11 +133,13 @@ struct Row {
     trust: Trust,
     age: Option<Duration>,
     load_age: Option<Duration>,
+    booked: Booked,
     blocks: u64,
 }
 
 impl Row {
-    fn of(pool: &PoolView, rank: &RankView, now: Moment, load_age: Option<Duration>) -> Self {
+    fn of(pool: &PoolView, rank: &RankView, now: Moment, loads: &LoadTable) -> Self {
+        let key = &rank.plan.rank;
         Self {
             model: escaped(&pool.key.model),
             worker: escaped(rank.plan.rank.worker.as_str()),
@@ -144,7 +147,8 @@ impl Row {
             report: rank.status.report(),
             trust: rank.status.trust(),
             age: rank.status.last_heard().map(|at| now.since(at)),
-            load_age,
+            load_age: loads.newest(now, key).map(|(_, age)| age),
+            booked: loads.ledger().all(key),
             blocks: pool.index.tree_size(rank.slot).unwrap_or_default(),
         }
     }
@@ -228,10 +232,10 @@ impl Collector for FleetCollector {
 impl FleetCollector {
     fn rows(&self, fleet: &FleetView, now: Moment) -> Vec<Row> {
         let mut rows = Vec::new();
+        self.view.loads().lock().ledger_mut().expire(now);
         for pool in fleet.pools() {
             for (_, rank) in pool.ranks() {
-                let age = self.view.loads().lock().newest(now, &rank.plan.rank).map(|(_, age)| age);
-                rows.push(Row::of(pool, rank, now, age));
+                rows.push(Row::of(pool, rank, now, &self.view.loads().lock()));
             }
         }
         rows
@@ -256,6 +260,7 @@ impl FleetCollector {
             MetricType::Counter,
         )?;
         ConstCounter::new(self.view.strays()).encode(strays.encode_family(&NO_LABELS)?)?;
+        self.reservations(to)?;
         let loads = self.view.loads().lock().counts();
         let mut entries = to.encode_descriptor(
             "load_entries",
@@ -277,6 +282,31 @@ impl FleetCollector {
 }
 
 const NO_LABELS: [(&str, &str); 0] = [];
+
+impl FleetCollector {
+    fn reservations(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (standing, counts) = {
+            let loads = self.view.loads().lock();
+            (loads.ledger().len() as u64, loads.ledger().counts())
+        };
+        plain(to, "reservations", "Reservations that stand", standing)?;
+        let help = "Attempts to reserve, by result";
+        let mut family = to.encode_descriptor("reserve", help, None, MetricType::Counter)?;
+        for (result, value) in
+            [("booked", counts.booked), ("id_in_use", counts.id_in_use), ("full", counts.full)]
+        {
+            count(&mut family, &[("result", result)], value)?;
+        }
+        let help = "Reservations that are over, by what ended them";
+        let mut family = to.encode_descriptor("reservations_ended", help, None, MetricType::Counter)?;
+        for (cause, value) in
+            [("freed", counts.freed), ("expired", counts.expired), ("rank_gone", counts.dropped)]
+        {
+            count(&mut family, &[("cause", cause)], value)?;
+        }
+        Ok(())
+    }
+}
 
 fn count(family: &mut MetricEncoder<'_>, labels: &[(&str, &str)], value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(family.encode_family(&labels)?)
@@ -340,6 +370,13 @@ const LEVELS: &[Level] = &[
     ("load_report_age", "Age of the newest load report", Some(&Unit::Seconds), |row| {
         row.load_age.map(|age| age.as_secs_f64())
     }),
+    ("reserved_requests", "Reservations that stand on the rank", None, |row| {
+        Some(row.booked.requests as f64)
+    }),
+    ("reserved_prefill_tokens", "Their prompt tokens that are not prefilled", None, |row| {
+        Some(row.booked.prefill_tokens as f64)
+    }),
+    ("reserved_blocks", "Their blocks, each content once", None, |row| Some(row.booked.decode_blocks)),
 ];
 
 fn rank_gauges(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {

@@ -5,7 +5,7 @@
 //! microseconds and run inline. What changes the fleet goes to the writer's side through [`Control`] and
 //! comes back with its answer.
 //!
-//! **Not here yet:** reservations, `/dump`, peers, gRPC, `/v1/loads`. Their routes are unknown ones: 404.
+//! **Not here yet:** `/dump` and peers. Their routes are unknown ones: 404.
 
 mod boundary;
 mod capacity;
@@ -16,6 +16,7 @@ mod potential;
 mod problem;
 mod query;
 mod records;
+mod reservations;
 mod select;
 mod selection;
 mod state;
@@ -84,6 +85,8 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/query", post(query::query))
         .route("/query_by_hash", post(query::query_by_hash))
         .route("/select", post(select::select))
+        .route("/select_and_reserve", post(select::select_and_reserve))
+        .route("/reservations", post(reservations::reserve))
         .route("/potential_loads", post(potential::potential_loads))
         .route("/overlap_scores", post(potential::overlap_scores))
         .layer(DefaultBodyLimit::max(prompt_limit));
@@ -95,6 +98,9 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/workers/{id}/drain-check", get(capacity::drain_check))
         .route("/capacity", get(capacity::list))
         .route("/v1/loads", get(gateway::list))
+        .route("/reservations/{id}", delete(reservations::free))
+        .route("/reservations/{id}/prefill_complete", post(reservations::prefill_complete))
+        .route("/reservations/{id}/output_block", post(reservations::output_block))
         .route("/loads", get(loads::list).post(loads::report))
         .layer(DefaultBodyLimit::max(limit));
     prompts
@@ -146,6 +152,8 @@ async fn index() -> impl IntoResponse {
         "version": env!("CARGO_PKG_VERSION"),
         "routes": [
             "POST /query", "POST /query_by_hash", "POST /select", "POST /potential_loads",
+            "POST /select_and_reserve", "POST /reservations", "POST /reservations/{id}/prefill_complete",
+            "POST /reservations/{id}/output_block", "DELETE /reservations/{id}",
             "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
             "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
             "GET /ready", "GET /metrics", "GET /capacity", "GET /workers/{id}/drain-check", "GET /v1/loads",

@@ -12,8 +12,7 @@ use super::problem::Problem;
 use super::query::Reach;
 use super::selection::SelectBody;
 use super::state::{ServiceState, Unnamed, check_block_size, pool};
-use crate::load::RankLoadView;
-use crate::routing::{Candidate, CandidateLoad, Overlap, Request, Terms};
+use crate::routing::{CandidateLoad, Request, SelectRequest, Terms};
 
 #[derive(Serialize)]
 struct PotentialOut<'a> {
@@ -38,61 +37,35 @@ pub(super) async fn potential_loads<C: Control>(
     let policy = state.router().config().policy.overlaid(&parts.policy)?;
     let prompt = body.prompt(&parts);
     let request = Request::new(prompt.isl_tokens(), pool.block_size);
-    let out = state.with_scratch(|scratch| {
-        let overlaps = state.router().overlap(pool, &prompt, body.hybrid(), scratch);
-        let now = state.control().now();
-        let loads = state.view().loads().lock();
-        let ranks = pool.ranks().map(|(worker, rank)| {
-            let load = state.router().load(now, &loads, pool, &rank.plan.rank);
-            let overlap = overlaps.of(rank.slot).map_or_else(Overlap::default, |of| Overlap {
-                device: of.device,
-                host: of.host,
-                disk: of.disk,
-            });
-            let known = candidate_load(&load);
-            let candidate = Candidate {
-                overlap,
-                load: known,
-                trust: rank.status.trust(),
-                ..Candidate::new(rank.plan.rank.clone(), rank.plan.local)
-            };
-            let terms = Terms::of(&policy, &request, None, &candidate);
-            let added = if policy.track_prefill_tokens { terms.effective_prefill_tokens } else { 0 };
-            PotentialOut {
-                worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
-                dp_rank: rank.plan.rank.dp_rank.0,
-                potential_prefill_tokens: load
-                    .active_prefill_tokens()
-                    .map(|active| active.saturating_add(added)),
-                // Unlike `/select`, this route leaves a partial last block out, as Dynamo's does.
-                potential_decode_blocks: load
-                    .decode_blocks()
-                    .map(|active| (active.ceil() as u64).saturating_add(request.full_blocks())),
-                active_requests: match &load {
-                    RankLoadView::Known { running, .. } => *running,
-                    RankLoadView::Unknown(_) => None,
-                },
-                load: if known == CandidateLoad::Unknown { "unknown" } else { "known" },
-                trust: candidate.trust.name(),
+    let wanted =
+        SelectRequest { policy: Some(&parts.policy), hybrid: body.hybrid(), ..SelectRequest::new(prompt) };
+    let now = state.control().now();
+    let candidates = state.with_scratch(|scratch| state.router().candidates(now, pool, &wanted, scratch))?;
+    let ranks = pool.ranks().zip(&candidates).map(|((worker, _), candidate)| {
+        let terms = Terms::of(&policy, &request, None, candidate);
+        let added = if policy.track_prefill_tokens { terms.effective_prefill_tokens } else { 0 };
+        let new = if policy.assume_kv_reuse { candidate.new_blocks } else { request.full_blocks() };
+        let (decode_blocks, active_requests, load) = match candidate.load {
+            CandidateLoad::Known { decode_blocks, active_requests, .. } => {
+                (Some(decode_blocks), active_requests, "known")
             }
-        });
-        ranks.collect::<Vec<_>>()
-    });
-    Ok(Json(out).into_response())
-}
-
-fn candidate_load(load: &RankLoadView) -> CandidateLoad {
-    match load {
-        RankLoadView::Known { decode_blocks, active_prefill_tokens, running, age, .. } => {
-            CandidateLoad::Known {
-                decode_blocks: *decode_blocks,
-                active_prefill_tokens: *active_prefill_tokens,
-                active_requests: *running,
-                age: Some(*age),
-            }
+            CandidateLoad::Unknown => (None, None, "unknown"),
+        };
+        PotentialOut {
+            worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
+            dp_rank: candidate.rank.dp_rank.0,
+            potential_prefill_tokens: candidate
+                .load
+                .active_prefill_tokens()
+                .map(|active| active.saturating_add(added)),
+            // Unlike `/select`, this route leaves a partial last block out, as Dynamo's does.
+            potential_decode_blocks: decode_blocks.map(|active| (active.ceil() as u64).saturating_add(new)),
+            active_requests,
+            load,
+            trust: candidate.trust.name(),
         }
-        RankLoadView::Unknown(_) => CandidateLoad::Unknown,
-    }
+    });
+    Ok(Json(ranks.collect::<Vec<_>>()).into_response())
 }
 
 #[derive(Serialize)]

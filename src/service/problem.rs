@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::ControlError;
 use crate::fleet::{DeclareError, ErrorKind};
+use crate::load::ReserveError;
 use crate::routing::{PolicyError, Refusal, RefusalKind, SelectError};
 
 /// An answer that says what is wrong with the request, or why it cannot be served now.
@@ -93,6 +94,11 @@ impl From<SelectError> for Problem {
         match error {
             SelectError::Refused(refusal) => refusal.into(),
             SelectError::Policy(error) => error.into(),
+            // The rank went between the choice and the booking: another try finds another.
+            SelectError::Reserve(error @ ReserveError::NotDeclared { .. }) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "rank_gone", error.to_string())
+            }
+            SelectError::Reserve(error) => error.into(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `/select`: which rank should serve a prompt, and why.
+//! `/select` and `/select_and_reserve`: which rank should serve a prompt, and why.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,14 +13,17 @@ use super::Control;
 use super::boundary::{HashForm, HashOut, JsonBody};
 use super::problem::Problem;
 use super::query::{HashParam, InstanceOut, Reach, TierBody, hashes_out};
+use super::reservations::{Selected, id_of};
 use super::selection::{Parts, SelectBody};
 use super::state::{ServiceState, Unnamed, check_block_size, pool};
 use super::workers::form_of;
 use crate::fleet::IdForm;
-use crate::ids::WorkerId;
+use crate::ids::{RankKey, WorkerId};
 use crate::indexer::{FleetView, PoolView};
+use crate::load::ReservationId;
 use crate::routing::{
-    CandidateLoad, Constraints, Decision, Dispatch, Pick, RouterScratch, Scored, SelectError, SelectRequest,
+    CandidateLoad, Constraints, Decision, Dispatch, Pick, Pin, RouterScratch, Scored, SelectError,
+    SelectRequest,
 };
 
 /// `POST /select`.
@@ -30,14 +33,43 @@ pub(super) async fn select<C: Control>(
     headers: HeaderMap,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
-    let started = Instant::now();
     let form = HashForm::asked(param.hashes.as_deref(), &headers)?;
+    answer(&state, &body, form, Then::Answer)
+}
+
+/// `POST /select_and_reserve`: the same, and booked in the same step.
+pub(super) async fn select_and_reserve<C: Control>(
+    State(state): State<ServiceState<C>>,
+    Query(param): Query<HashParam>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<SelectBody>,
+) -> Result<Response, Problem> {
+    let form = HashForm::asked(param.hashes.as_deref(), &headers)?;
+    answer(&state, &body, form, Then::Reserve)
+}
+
+/// What follows the choice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Answer,
+    Reserve,
+}
+
+fn answer<C: Control>(
+    state: &ServiceState<C>,
+    body: &SelectBody,
+    form: Option<HashForm>,
+    then: Then,
+) -> Result<Response, Problem> {
+    let started = Instant::now();
     let parts = body.parts()?;
+    let id = id_of(body)?;
     let fleet = state.view().fleet();
     let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
     check_block_size(body.block_size, pool.block_size)?;
+    let choice = Choice { state, fleet: &fleet, pool, body, parts: &parts, id: id.as_ref(), then };
     let result = state.with_scratch(|scratch| {
-        let out = decide(&state, &fleet, pool, &body, &parts, scratch)?;
+        let out = choice.decide(scratch)?;
         Ok::<_, SelectError>(out.finish(pool, form, scratch))
     });
     state.metrics().decision_took(started.elapsed());
@@ -47,34 +79,71 @@ pub(super) async fn select<C: Control>(
     })
 }
 
-fn decide<C: Control>(
-    state: &ServiceState<C>,
-    fleet: &FleetView,
-    pool: &PoolView,
-    body: &SelectBody,
-    parts: &Parts<'_>,
-    scratch: &mut RouterScratch,
-) -> Result<SelectOut, SelectError> {
-    let now = state.control().now();
-    let request = |pin| SelectRequest {
-        constraints: Constraints {
+/// One selection.
+struct Choice<'a, C> {
+    state: &'a ServiceState<C>,
+    fleet: &'a FleetView,
+    pool: &'a PoolView,
+    body: &'a SelectBody,
+    parts: &'a Parts<'a>,
+    id: Option<&'a ReservationId>,
+    then: Then,
+}
+
+impl<C: Control> Choice<'_, C> {
+    fn decide(&self, scratch: &mut RouterScratch) -> Result<SelectOut, SelectError> {
+        // A wish, not an order: where it cannot be met, the others are looked at.
+        if let Some(affinity) = self.parts.affinity.as_ref().filter(|_| self.parts.pin.is_none())
+            && let Ok(out) = self.decide_for(Some(affinity), true, scratch)
+        {
+            return Ok(out);
+        }
+        self.decide_for(self.parts.pin.as_ref(), false, scratch)
+    }
+
+    fn decide_for(
+        &self,
+        pin: Option<&Pin>,
+        affine: bool,
+        scratch: &mut RouterScratch,
+    ) -> Result<SelectOut, SelectError> {
+        let Self { state, pool, body, parts, .. } = *self;
+        let now = state.control().now();
+        let constraints = Constraints {
             role: body.role(),
             allowed: parts.allowed.as_ref(),
             pin,
             required_taints: &parts.required,
-        },
-        policy: Some(&parts.policy),
-        hybrid: body.hybrid(),
-        ..SelectRequest::new(body.prompt(parts))
-    };
-    // A wish, not an order: where it cannot be met, the others are looked at.
-    if let Some(affinity) = parts.affinity.as_ref().filter(|_| parts.pin.is_none())
-        && let Ok(decision) = state.router().select(now, pool, &request(Some(affinity)), scratch)
-    {
-        return Ok(SelectOut::of(state, fleet, pool, body, &decision, true));
+        };
+        let request = SelectRequest {
+            constraints,
+            policy: Some(&parts.policy),
+            hybrid: body.hybrid(),
+            ..SelectRequest::new(body.prompt(parts))
+        };
+        let out = |decision: &Decision<'_>| SelectOut::of(state, self.fleet, pool, body, decision, affine);
+        match self.then {
+            Then::Reserve => {
+                let reserved = state.router().select_and_reserve(now, pool, &request, self.id, scratch)?;
+                let mut out = out(&reserved.decision);
+                out.selection_id = Some(reserved.id.to_string());
+                let tracked = parts.policy.track_prefill_tokens;
+                let default = state.router().config().policy.track_prefill_tokens;
+                out.track_prefill_tokens = Some(tracked.unwrap_or(default));
+                Ok(out)
+            }
+            Then::Answer => {
+                let out = out(&state.router().select(now, pool, &request, scratch)?);
+                if let Some(id) = self.id {
+                    let claim =
+                        state.router().claim(pool, &request, out.effective_prefill_tokens, scratch)?;
+                    let (pool, rank) = (pool.key.clone(), out.rank.clone());
+                    state.pending().lock().remember(now, id, Selected { pool, rank, claim });
+                }
+                Ok(out)
+            }
+        }
     }
-    let decision = state.router().select(now, pool, &request(parts.pin.as_ref()), scratch)?;
-    Ok(SelectOut::of(state, fleet, pool, body, &decision, false))
 }
 
 /// Answer of `/select`: Dynamo's fields, then ours.
@@ -94,6 +163,8 @@ struct SelectOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     worker_load: Option<WorkerLoadOut>,
     isl_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    track_prefill_tokens: Option<bool>,
     local_rank: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why_no_rank: Option<&'static str>,
@@ -111,8 +182,9 @@ struct SelectOut {
     block_hashes: Option<Vec<HashOut>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequence_hashes: Option<Vec<HashOut>>,
+    /// The rank that a booking stands on.
     #[serde(skip)]
-    worker: WorkerId,
+    rank: RankKey,
 }
 
 #[derive(Serialize)]
@@ -147,6 +219,9 @@ struct CandidateOut {
     device_blocks: u32,
     host_blocks: u32,
     disk_blocks: u32,
+    /// Leading blocks that were just sent there.
+    expected_blocks: u32,
+    new_blocks: u64,
     cached_tokens: u64,
     effective_prefill_tokens: u64,
     raw_prefill_blocks: f64,
@@ -169,7 +244,7 @@ struct CandidateOut {
     load_age_ms: Option<u64>,
 }
 
-fn id_value(fleet: &FleetView, id: &WorkerId) -> serde_json::Value {
+pub(super) fn id_value(fleet: &FleetView, id: &WorkerId) -> serde_json::Value {
     match (form_of(fleet, id), id.as_str().parse::<u64>()) {
         (IdForm::Integer, Ok(number)) => number.into(),
         _ => id.as_str().into(),
@@ -192,6 +267,8 @@ impl CandidateOut {
             device_blocks: candidate.overlap.device,
             host_blocks: candidate.overlap.host,
             disk_blocks: candidate.overlap.disk,
+            expected_blocks: candidate.expected_blocks,
+            new_blocks: candidate.new_blocks,
             cached_tokens: terms.cached_tokens,
             effective_prefill_tokens: terms.effective_prefill_tokens,
             raw_prefill_blocks: terms.raw_prefill_blocks,
@@ -256,6 +333,7 @@ impl SelectOut {
                 total_kv_blocks: state.records().get(worker).and_then(|record| record.body.total_kv_blocks),
             }),
             isl_tokens: decision.isl_tokens,
+            track_prefill_tokens: None,
             local_rank: decision.pick.local().map(|local| local.0),
             why_no_rank: decision.pick.why_no_rank(),
             dispatch: decision.dispatch().map(Into::into),
@@ -278,20 +356,23 @@ impl SelectOut {
                 .collect(),
             block_hashes: None,
             sequence_hashes: None,
-            worker: worker.clone(),
+            rank: candidate.rank.clone(),
         }
     }
 
     /// Adds what is read from the buffers once the decision has let go of them.
     fn finish(mut self, pool: &PoolView, form: Option<HashForm>, scratch: &RouterScratch) -> Response {
         let overlaps = scratch.overlaps();
-        for rank in pool.worker(&self.worker).iter().flat_map(|worker| &worker.ranks) {
+        for rank in pool.worker(&self.rank.worker).iter().flat_map(|worker| &worker.ranks) {
             let reach = Reach::of(overlaps, rank, self.block_size);
             self.overlap.add(rank.plan.rank.dp_rank.0, reach, TierBody::Any);
         }
-        if let Some(form) = form {
-            let (locals, sequences) = hashes_out(overlaps, form);
-            (self.block_hashes, self.sequence_hashes) = (Some(locals), Some(sequences));
+        // A booking's answer shows the hashes that it stands for, as the field's does.
+        let booked = self.track_prefill_tokens.map(|_| HashForm::Number);
+        if let Some(shown) = form.or(booked) {
+            let (locals, sequences) = hashes_out(overlaps, shown);
+            self.block_hashes = form.map(|_| locals);
+            self.sequence_hashes = Some(sequences);
         }
         Json(self).into_response()
     }

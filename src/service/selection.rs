@@ -49,6 +49,11 @@ pub(super) struct SelectBody {
     routing_constraints: Option<ConstraintsBody>,
     role: Option<RoleBody>,
     pub(super) selection_id: Option<String>,
+    /// Of `/reservations`: where to book, and how much.
+    pub(super) worker_id: Option<WireId>,
+    pub(super) dp_rank: Option<u32>,
+    pub(super) effective_prefill_tokens: Option<u64>,
+    pub(super) track_prefill_tokens: Option<bool>,
     advisory: Option<bool>,
     // Known, checked and without effect on the choice.
     #[serde(rename = "expected_output_tokens")]
@@ -117,6 +122,7 @@ struct OverrideBody {
     router_temperature: Option<f64>,
     decode_counts_request: Option<bool>,
     assume_kv_reuse: Option<bool>,
+    expect_booked: Option<bool>,
     untrusted_credit: Option<CreditBody>,
     shared_cache_multiplier: Option<f64>,
 }
@@ -177,17 +183,32 @@ impl SelectBody {
 
     /// The same in the types of the inside.
     pub(super) fn parts(&self) -> Result<Parts<'_>, Problem> {
+        self.parts_with(true)
+    }
+
+    /// The same for a booking, which is known by its sequence hashes and needs no local ones.
+    pub(super) fn parts_to_book(&self) -> Result<Parts<'_>, Problem> {
+        self.parts_with(false)
+    }
+
+    fn parts_with(&self, locals_needed: bool) -> Result<Parts<'_>, Problem> {
         let (mut locals, mut sequences) = (Vec::new(), Vec::new());
         if self.tokens().is_none() {
             let missing = |field: &str| {
                 let detail = format!("{field} is required without token_ids");
                 Problem::bad_request("no_prompt", detail).field(field)
             };
-            let blocks = self.block_hashes.as_deref().ok_or_else(|| missing("block_hashes"))?;
+            let blocks = match self.block_hashes.as_deref() {
+                None if locals_needed => return Err(missing("block_hashes")),
+                blocks => blocks,
+            };
             let chain = self.sequence_hashes.as_deref().ok_or_else(|| missing("sequence_hashes"))?;
             self.isl_tokens.ok_or_else(|| missing("isl_tokens"))?;
-            check_lengths(("block_hashes", Some(blocks)), ("sequence_hashes", Some(chain)))?;
-            locals = WireHash::ints(blocks, "block_hashes")?.into_iter().map(LocalBlockHash).collect();
+            check_lengths(("block_hashes", blocks), ("sequence_hashes", Some(chain)))?;
+            locals = WireHash::ints(blocks.unwrap_or_default(), "block_hashes")?
+                .into_iter()
+                .map(LocalBlockHash)
+                .collect();
             sequences = WireHash::ints(chain, "sequence_hashes")?.into_iter().map(SequenceHash).collect();
         }
         let PromptKeys { mut keys, cache_salt } =
@@ -242,6 +263,7 @@ impl SelectBody {
             temperature: self.temperature.or(over.temperature).or(over.router_temperature),
             decode_counts_request: over.decode_counts_request,
             assume_kv_reuse: over.assume_kv_reuse,
+            expect_booked: over.expect_booked,
             preferred_taints: labels.map(|labels| {
                 labels.iter().map(|(label, weight)| (label.as_str().into(), *weight)).collect()
             }),

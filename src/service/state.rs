@@ -12,6 +12,7 @@ use super::boundary::PoolNames;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use super::records::Records;
+use super::reservations::Pending;
 use crate::block::BlockSize;
 use crate::indexer::{FleetView, PoolView, View};
 use crate::routing::{Router, RouterScratch};
@@ -66,6 +67,7 @@ struct Inner<C> {
     scratches: Mutex<Vec<RouterScratch>>,
     made: AtomicU64,
     records: Records,
+    pending: Mutex<Pending>,
     metrics: Metrics,
 }
 
@@ -84,6 +86,7 @@ impl<C: Control> ServiceState<C> {
             scratches: Mutex::default(),
             made: AtomicU64::new(0),
             records: Records::default(),
+            pending: Mutex::default(),
             metrics,
             config,
         };
@@ -109,6 +112,11 @@ impl<C: Control> ServiceState<C> {
 
     pub(super) fn records(&self) -> &Records {
         &self.inner.records
+    }
+
+    /// Selections that may still be booked by their id.
+    pub(super) fn pending(&self) -> &Mutex<Pending> {
+        &self.inner.pending
     }
 
     pub(super) fn metrics(&self) -> &Metrics {

@@ -9,6 +9,7 @@
 //! - [`exposition`]: load in Prometheus' text format.
 //! - [`fetch`]: one question and what came of it.
 //! - [`feed`]: the tasks.
+//! - [`serve`]: the same question, asked of us.
 //!
 //! LoadStat messages come over ZMQ and so by `ingest`.
 //!
@@ -18,6 +19,7 @@
 pub mod exposition;
 pub mod feed;
 pub mod fetch;
+pub mod serve;
 pub mod wire;
 
 pub use feed::{Binding, FeedConfig, FeedStatus, Feeds};

@@ -282,7 +282,7 @@ impl Settings {
 fn product_config(config: &Fields<'_>) -> Run<Config> {
     let mut product = Config::default();
     if let Some(ms) = config.count("load_ttl_ms")? {
-        product.load = LoadConfig { ttl: Duration::from_millis(ms) };
+        product.load = LoadConfig { ttl: Duration::from_millis(ms), ..LoadConfig::default() };
     }
     if let Some(ms) = config.count("silence_grace_ms")? {
         product.silence_grace = Duration::from_millis(ms);

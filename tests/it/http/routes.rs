@@ -480,7 +480,7 @@ async fn what_is_no_request_is_a_problem_too() {
     service.post("/query", json!({ "token_ids": [-1] })).await.problem(422, Some("token_ids[0]"));
     service.post("/query", json!({})).await.problem(422, Some("token_ids"));
     service.get("/nope").await.problem(404, None);
-    for later in ["/dump", "/peers", "/reservations", "/select_and_reserve"] {
+    for later in ["/dump", "/peers"] {
         service.get(later).await.problem(404, None);
     }
     let method = service.get("/query").await;

@@ -1,8 +1,10 @@
 //! What is believed of HTTP and gRPC servers.
 
 use bytes::Bytes;
-use rankwise::load::{Outcome, Route};
-use rankwise::telemetry::wire::{SchedulerLoad, Servicer};
+use prost::Message;
+use rankwise::load::{LoadEntry, LoadReport, Outcome, RawRankLoad, Route};
+use rankwise::telemetry::serve::serve_loads;
+use rankwise::telemetry::wire::{BytesCodec, GetLoadsRequest, GetLoadsResponse, SchedulerLoad, Servicer};
 use serde_json::json;
 use tonic::Code;
 
@@ -298,4 +300,49 @@ async fn an_engine_that_comes_back_is_heard_again() {
         {"dp_rank": 0, "num_running_reqs": 1}, {"dp_rank": 1, "num_running_reqs": 2}]});
     let _back = WebServer::start_at(&address, &[(V1_LOADS, Reply::ok(body.to_string()))]).await;
     until("every rank is heard", || site.running("w", 0..2) == [Some(1), Some(2)]).await;
+}
+
+/// L1, L2, L3, L4, L6: our own GetLoads holds the rules that we hold others to, under both servicers' names.
+#[tokio::test]
+async fn we_answer_get_loads_by_the_same_rules() {
+    let site = Site::of(&[("w1", 0, 2), ("w2", 4, 2)]).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (view, control) = (site.node.view().clone(), site.node.control());
+    let clock = move || control.now();
+    let task = tokio::spawn(serve_loads(listener, view, clock, std::future::pending()));
+    let ask = async |servicer: Servicer, dp_rank: Option<i32>| {
+        let channel = tonic::transport::Endpoint::from_shared(url.clone()).unwrap().connect().await.unwrap();
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await.unwrap();
+        let question = GetLoadsRequest { dp_rank, include: Vec::new() }.encode_to_vec();
+        let request = tonic::Request::new(Bytes::from(question));
+        let answer = client.unary(request, servicer.path().parse().unwrap(), BytesCodec).await?;
+        Ok::<_, tonic::Status>(GetLoadsResponse::decode(answer.into_inner()).unwrap())
+    };
+    let ranks = |answer: &GetLoadsResponse| -> Vec<i64> {
+        assert_eq!(answer.dp_rank_count as usize, answer.loads.len());
+        let of = |load: &Bytes| SchedulerLoad::decode(load.clone()).unwrap().dp_rank.unwrap();
+        answer.loads.iter().map(of).collect()
+    };
+    assert!(ranks(&ask(Servicer::Vllm, None).await.unwrap()).is_empty(), "nothing is known, nothing is idle");
+    for (worker, rank, running) in [("w2", 5, 7.0), ("w1", 0, 3.0)] {
+        let load = RawRankLoad { num_running_reqs: running.into(), ..RawRankLoad::default() };
+        let report = LoadReport::new(vec![LoadEntry::new(rank, load)]);
+        let now = site.node.control().now();
+        site.node.view().loads().lock().report(now, &worker.into(), &report);
+    }
+    for servicer in [Servicer::Vllm, Servicer::Sglang] {
+        assert_eq!(ranks(&ask(servicer, None).await.unwrap()), [0, 5]);
+        let zero = ask(servicer, Some(0)).await.unwrap();
+        assert_eq!(ranks(&zero), [0], "an explicit 0 is a filter");
+        let load = SchedulerLoad::decode(zero.loads[0].clone()).unwrap();
+        assert_eq!((load.num_running_reqs, load.num_used_tokens), (Some(3), None));
+        assert!(ranks(&ask(servicer, Some(4)).await.unwrap()).is_empty(), "managed, and not known");
+        for foreign in [2, 9, -1] {
+            let refused = ask(servicer, Some(foreign)).await.unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument);
+        }
+    }
+    task.abort();
 }
