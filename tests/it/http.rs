@@ -6,4 +6,5 @@ mod fleet_sim;
 mod harness;
 mod metrics;
 mod recordings;
+mod reservations;
 mod routes;

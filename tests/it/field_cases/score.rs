@@ -10,9 +10,7 @@ use rankwise::routing::{
 };
 use serde_json::Value;
 
-use super::reading::{
-    Fields, Run, by_rank, fail, not_runnable, number, rank_key, rank_number, ranks, same, text, tokens,
-};
+use super::reading::{Fields, Run, by_rank, fail, number, rank_key, rank_number, ranks, same, text, tokens};
 use super::stage::{Stage, policy};
 
 /// How often a single choice is repeated with other chance: one that must not vary must not vary ever, and
@@ -134,7 +132,6 @@ impl Stage {
         let known = ["accepted", "eligible", "reason"];
         let expect = Fields::only("admit expect", step.need("expect")?, &known)?;
         let needs = step.count("needs_blocks")?.unwrap_or(0);
-        self.admission_is_there(needs)?;
         let pin = step.object("pin")?.map(|pin| read_pin(&pin)).transpose()?;
         let isl_tokens = needs.saturating_mul(self.settings.block_size);
         let form = PromptForm::Hashes { locals: &[], sequences: &[], isl_tokens };
@@ -158,24 +155,6 @@ impl Stage {
             (Some(expected), Some(reason)) if expected == reason => Ok(()),
             (Some(expected), reason) => fail(format!("refused as {reason:?}, expected {expected}")),
         }
-    }
-
-    /// The product does not compare a request with capacities yet, nor with what a worker's ranks share.
-    fn admission_is_there(&self, needs: u64) -> Run {
-        let fleet = self.view.fleet();
-        let fleet = fleet.declared();
-        for worker in fleet.workers() {
-            let shared = fleet.shared_capacity(&worker.worker).blocks();
-            if shared.is_some() && self.settings.busy_threshold.is_some() {
-                return not_runnable("admit with a capacity that ranks share");
-            }
-            let own =
-                fleet.plans(&worker.worker).filter_map(|plan| fleet.capacity_blocks(&plan.rank).blocks());
-            if own.chain(shared).any(|capacity| needs > capacity) {
-                return not_runnable("admit beyond a rank's capacity");
-            }
-        }
-        Ok(())
     }
 }
 

@@ -43,7 +43,6 @@ pub struct Settings {
     pub replay: bool,
     pub topic: String,
     pub capacity_blocks: Option<u64>,
-    pub busy_threshold: Option<f64>,
     pub engine: Option<String>,
 }
 
@@ -273,7 +272,6 @@ impl Settings {
             replay: config.flag("replay")?.unwrap_or(false),
             topic: config.text("topic")?.unwrap_or_default().to_owned(),
             capacity_blocks: config.count("capacity_blocks")?,
-            busy_threshold: config.number("busy_threshold")?,
             engine: engine.map(str::to_owned),
         })
     }

@@ -376,7 +376,8 @@ async fn load_reports_are_taken_entry_by_entry() {
     let endless = json!({ "block_hashes": [], "sequence_hashes": [], "isl_tokens": u64::MAX });
     let potential = service.post("/potential_loads", endless.clone()).await.expect(200);
     assert_eq!(potential[0]["load"], "known");
-    service.post("/select", endless).await.expect(200);
+    let refused = service.post("/select", endless).await.problem(400, None);
+    assert_eq!(refused["type"], "urn:rankwise:problem:too_large");
     service.post("/loads", json!({ "worker_id": "w9", "ranks": {} })).await.problem(404, Some("worker_id"));
     service.post("/loads", json!({ "worker_id": "w2", "ranks": [] })).await.problem(422, Some("ranks"));
     let source = "s".repeat(65);
