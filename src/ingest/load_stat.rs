@@ -238,7 +238,7 @@ impl<S: LoadStatSink> Following<S> {
     async fn run(mut self) {
         loop {
             self.follow();
-            sleep(self.config.fleet_check).await;
+            sleep(self.config.fleet_check.max(Duration::from_millis(1))).await;
             self.redial_the_silent();
         }
     }

@@ -155,6 +155,9 @@ impl Default for ProbeConfig {
     }
 }
 
+/// The shortest of all waits: nonsense from a configuration must not make a probe spin.
+const LEAST: Duration = Duration::from_millis(10);
+
 /// What to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
@@ -200,6 +203,12 @@ impl Memory {
 impl Probe {
     /// A base URL of which nothing is known; its first fetch is due at `now`. `routes` are tried in order.
     pub fn new(now: Moment, routes: &[Route], config: ProbeConfig) -> Self {
+        let config = ProbeConfig {
+            interval: config.interval.max(LEAST),
+            retry_min: config.retry_min.max(LEAST),
+            retry_max: config.retry_max.max(LEAST),
+            remember: config.remember.max(LEAST),
+        };
         let routes = routes.iter().map(|&route| Memory { route, closed_until: None }).collect();
         Self { config, routes, answers: None, under_way: None, due: now, failures: 0 }
     }
@@ -364,6 +373,19 @@ mod tests {
         }
         assert_eq!(probe.next(at(5)), Step::Wait(at(65)));
         assert_eq!(probe.next(at(65)), Step::Fetch(Route::HttpLoads));
+    }
+
+    /// Waits of nothing are tamed.
+    #[test]
+    fn nonsense_does_not_spin() {
+        let zero = Duration::ZERO;
+        let config = ProbeConfig { interval: zero, retry_min: zero, retry_max: zero, remember: zero };
+        for outcome in [Outcome::Answered, TIMEOUT, NO_ROUTE] {
+            let mut probe = Probe::new(at(0), &[Route::HttpLoads], config);
+            probe.next(at(0));
+            probe.done(at(0), outcome);
+            assert_eq!(probe.next(at(0)), Step::Wait(at(0) + LEAST));
+        }
     }
 
     /// L16: an engine that came back is asked at once, every route anew.

@@ -164,7 +164,7 @@ impl<C: Fn() -> Moment> Feed<C> {
                 probe.hurry((self.now)());
             }
             if owned.is_empty() {
-                sleep(self.config.fleet_check).await;
+                sleep(self.config.fleet_check.max(Duration::from_millis(1))).await;
                 continue;
             }
             match probe.next((self.now)()) {
@@ -179,7 +179,7 @@ impl<C: Fn() -> Moment> Feed<C> {
                     sleep(left.min(self.config.fleet_check)).await;
                 }
                 // Never so here, since every fetch is waited for.
-                Step::UnderWay => sleep(self.config.fleet_check).await,
+                Step::UnderWay => sleep(self.config.fleet_check.max(Duration::from_millis(1))).await,
             }
         }
     }
