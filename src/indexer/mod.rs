@@ -177,6 +177,15 @@ pub enum Action {
     },
 }
 
+/// What became of a list of cards.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Restored {
+    /// Ranks that were declared.
+    pub ranks: usize,
+    /// Workers whose card was ignored, and why.
+    pub ignored: Vec<(WorkerId, DeclareError)>,
+}
+
 /// The writer: owns the fleet, every stream and every index.
 #[derive(Debug)]
 pub struct Indexer {
@@ -288,7 +297,42 @@ impl Indexer {
         added
     }
 
+    /// The declarations as they stand: what [`Indexer::restore`] takes.
+    pub fn saved_fleet(&self) -> Vec<WorkerSpec> {
+        self.fleet.workers().cloned().collect()
+    }
+
+    /// Declares workers from a saved or discovered list. Every rank is bound to its stream and its place in the
+    /// load table, and all of them are published at once. A card that cannot be declared is ignored and
+    /// counted; those that can, and what was declared before, stay as they are.
+    pub fn restore(
+        &mut self,
+        now: Moment,
+        cards: impl IntoIterator<Item = WorkerSpec>,
+        actions: &mut Vec<Action>,
+    ) -> Restored {
+        let mut restored = Restored::default();
+        for card in cards {
+            let worker = card.worker.clone();
+            match self.fleet.declare(card) {
+                Ok(change) => {
+                    restored.ranks += change.added.len();
+                    self.apply(now, &change, actions);
+                }
+                Err(error) => restored.ignored.push((worker, error)),
+            }
+        }
+        self.view.count_ignored_cards(restored.ignored.len() as u64);
+        self.publish_fleet();
+        restored
+    }
+
     fn follow(&mut self, now: Moment, change: &Change, actions: &mut Vec<Action>) {
+        self.apply(now, change, actions);
+        self.publish_fleet();
+    }
+
+    fn apply(&mut self, now: Moment, change: &Change, actions: &mut Vec<Action>) {
         for rank in &change.removed {
             self.drop_rank(&change.pool, rank, actions);
         }
@@ -306,7 +350,6 @@ impl Indexer {
                 stream.plan = plan.clone();
             }
         }
-        self.publish_fleet();
     }
 
     fn drop_rank(&mut self, pool: &PoolKey, rank: &RankKey, actions: &mut Vec<Action>) {

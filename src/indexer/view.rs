@@ -28,13 +28,21 @@ struct Shared {
     /// Behind a lock of its own: reports come seldom and never while an index is written.
     loads: Mutex<LoadTable>,
     strays: AtomicU64,
+    ignored_cards: AtomicU64,
 }
 
 impl View {
     pub(super) fn new(loads: LoadConfig) -> Self {
         let fleet = ArcSwap::from_pointee(FleetView::default());
         let loads = Mutex::new(LoadTable::new(loads));
-        Self { shared: Arc::new(Shared { fleet, loads, strays: AtomicU64::new(0) }) }
+        Self {
+            shared: Arc::new(Shared {
+                fleet,
+                loads,
+                strays: AtomicU64::new(0),
+                ignored_cards: AtomicU64::new(0),
+            }),
+        }
     }
 
     /// The fleet as declared at this moment. Holding it costs memory, never the writer's time.
@@ -50,6 +58,15 @@ impl View {
     /// Messages for streams that are gone or were never declared.
     pub fn strays(&self) -> u64 {
         self.shared.strays.load(Ordering::Relaxed)
+    }
+
+    /// Saved or discovered cards that could not be declared.
+    pub fn ignored_cards(&self) -> u64 {
+        self.shared.ignored_cards.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_ignored_cards(&self, count: u64) {
+        self.shared.ignored_cards.fetch_add(count, Ordering::Relaxed);
     }
 
     pub(super) fn count_stray(&self) {

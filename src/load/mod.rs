@@ -36,4 +36,5 @@ pub use report::{LoadEntry, LoadReport, RankLoad, RawNumber, RawRankLoad, Refuse
 pub use stat::{LoadStat, LoadStatError};
 pub use table::{
     AggregateView, LoadBasis, LoadConfig, LoadCounts, LoadMode, LoadTable, LoadUnknown, RankLoadView,
+    SavedLoad,
 };

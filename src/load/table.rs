@@ -52,6 +52,19 @@ pub struct LoadTable {
     counts: LoadCounts,
 }
 
+/// One rank's newest report, as a saved value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SavedLoad {
+    /// Whose.
+    pub rank: RankKey,
+    /// Its figures.
+    pub load: RankLoad,
+    /// How old they were.
+    pub age: Duration,
+    /// Who said so.
+    pub source: Arc<str>,
+}
+
 #[derive(Debug, Default)]
 struct WorkerLoad {
     ranks: BTreeMap<DpRank, Option<Stored>>,
@@ -413,6 +426,39 @@ impl LoadTable {
     /// The reservations, to book and to end.
     pub fn ledger_mut(&mut self) -> &mut Ledger {
         &mut self.ledger
+    }
+
+    /// The newest report of every rank that has one, with its age: what [`LoadTable::restore`] takes.
+    pub fn saved(&self, now: Moment) -> Vec<SavedLoad> {
+        let known = self.workers.iter().flat_map(|(worker, load)| {
+            load.ranks.iter().filter_map(move |(&dp_rank, stored)| Some((worker, dp_rank, stored.as_ref()?)))
+        });
+        known
+            .map(|(worker, dp_rank, stored)| SavedLoad {
+                rank: RankKey { worker: worker.clone(), dp_rank },
+                load: stored.load,
+                age: stored.age(now),
+                source: stored.source.clone(),
+            })
+            .collect()
+    }
+
+    /// Takes over saved reports of ranks that are declared, as old as they were plus `since`, the time since
+    /// they were saved. A rank that is not declared gets none, and a newer report stays. How many were taken.
+    pub fn restore(
+        &mut self,
+        now: Moment,
+        since: Duration,
+        saved: impl IntoIterator<Item = SavedLoad>,
+    ) -> usize {
+        let mut taken = 0;
+        for SavedLoad { rank, load, age, source } in saved {
+            let place = self.workers.get_mut(&rank.worker);
+            let Some(slot) = place.and_then(|worker| worker.ranks.get_mut(&rank.dp_rank)) else { continue };
+            let stored = Stored { load, received: now, age_then: age.saturating_add(since), source };
+            taken += usize::from(keep_newer(slot, stored, now));
+        }
+        taken
     }
 
     /// The figures of a rank's newest report as they came, fresh or not, with their age.

@@ -261,6 +261,9 @@ impl FleetCollector {
         )?;
         ConstCounter::new(self.view.strays()).encode(strays.encode_family(&NO_LABELS)?)?;
         self.reservations(to)?;
+        let help = "Saved or discovered cards that could not be declared";
+        let mut ignored = to.encode_descriptor("ignored_cards", help, None, MetricType::Counter)?;
+        ConstCounter::new(self.view.ignored_cards()).encode(ignored.encode_family(&NO_LABELS)?)?;
         let loads = self.view.loads().lock().counts();
         let mut entries = to.encode_descriptor(
             "load_entries",

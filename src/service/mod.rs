@@ -20,6 +20,7 @@ mod reservations;
 mod select;
 mod selection;
 mod state;
+mod watch;
 mod workers;
 
 use std::future::Future;
@@ -107,6 +108,8 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .merge(others)
         // Bounded in time and number; what follows answers whatever the load.
         .route_layer(middleware::from_fn_with_state(state.clone(), bounded))
+        // Bounded by its own number of places, and not in time.
+        .route("/loads/watch", get(watch::watch))
         .route("/", get(index))
         .route("/health", get(health))
         .route("/ready", get(workers::ready))
@@ -157,6 +160,7 @@ async fn index() -> impl IntoResponse {
             "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
             "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
             "GET /ready", "GET /metrics", "GET /capacity", "GET /workers/{id}/drain-check", "GET /v1/loads",
+            "GET /loads/watch",
         ],
     }))
 }

@@ -64,6 +64,7 @@ struct Inner<C> {
     router: Router,
     config: ServiceConfig,
     in_flight: Semaphore,
+    watchers: Arc<Semaphore>,
     scratches: Mutex<Vec<RouterScratch>>,
     made: AtomicU64,
     records: Records,
@@ -83,6 +84,7 @@ impl<C: Control> ServiceState<C> {
             control,
             router,
             in_flight,
+            watchers: Arc::new(Semaphore::new(super::watch::MAX_WATCHERS)),
             scratches: Mutex::default(),
             made: AtomicU64::new(0),
             records: Records::default(),
@@ -91,6 +93,11 @@ impl<C: Control> ServiceState<C> {
             config,
         };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// Places for those who watch loads.
+    pub(super) fn watchers(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.inner.watchers)
     }
 
     /// The settings.

@@ -22,6 +22,7 @@ mod order_sim;
 mod peer;
 #[cfg(feature = "io")]
 mod recorder;
+mod restore;
 mod routing_properties;
 #[cfg(feature = "io")]
 mod sockets;

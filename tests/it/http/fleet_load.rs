@@ -133,3 +133,35 @@ async fn eight_formula_lines_to_the_digit() {
     assert_eq!(repeat["formula"], "12.250 = 1.0 * prefill_blocks + decode_blocks = 1.0 * 0.250 + 12.000");
     service.stop().await;
 }
+
+/// L14: changes come debounced per rank: the last of a burst, once, and each rank for itself.
+#[tokio::test]
+async fn changes_of_load_are_watched_debounced() {
+    let service = Service::start().await;
+    declare(&service, "a", 0, json!({})).await;
+    let mut watching = service.client.get(format!("{}/loads/watch", service.base)).send().await.unwrap();
+    assert_eq!(watching.status(), 200);
+    let mut text = String::new();
+    // Rank 0 changes ten times in a row, 20 ms apart on the service's clock; rank 1 once.
+    report(&service, "a", json!({ "1": { "num_running_reqs": 5 } })).await;
+    for running in 0..10 {
+        report(&service, "a", json!({ "0": { "num_running_reqs": running } })).await;
+        service.engines.advance_millis(20);
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    }
+    service.engines.advance_millis(1_000);
+    let both = |text: &str| {
+        text.matches("\"num_running_reqs\":9").count() == 1
+            && text.matches("\"num_running_reqs\":5").count() == 1
+    };
+    while !both(&text) {
+        let chunk = tokio::time::timeout(std::time::Duration::from_secs(30), watching.chunk()).await;
+        let chunk = chunk.expect("the changes are told").unwrap().expect("the watch goes on");
+        text.push_str(&String::from_utf8_lossy(&chunk));
+    }
+    // Without debouncing there would be ten events of rank 0; 200 ms are at most its longest wait.
+    let told = text.matches("\"dp_rank\":0").count();
+    assert!((1..=4).contains(&told), "{told} events of rank 0: {text}");
+    drop(watching);
+    service.stop().await;
+}
