@@ -85,6 +85,7 @@ struct HttpTable {
 #[serde(deny_unknown_fields, default)]
 struct LoadTable {
     ttl_ms: Option<u64>,
+    ttl_ms_by_source: BTreeMap<String, u64>,
     mode: Option<LoadModeName>,
     lease_ms: Option<u64>,
     max_reservations: Option<usize>,
@@ -228,6 +229,12 @@ impl ConfigFile {
         set(&mut config.load.ledger.lease, self.load.lease_ms.map(Duration::from_millis));
         set(&mut config.load.ledger.max_reservations, self.load.max_reservations);
         config
+    }
+
+    /// How long reports of single sources are worth something.
+    pub fn load_limits(&self) -> impl Iterator<Item = (&str, Duration)> {
+        let limits = self.load.ttl_ms_by_source.iter();
+        limits.map(|(source, millis)| (source.as_str(), Duration::from_millis(*millis)))
     }
 
     /// How ranks are scored.

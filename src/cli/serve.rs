@@ -92,6 +92,9 @@ async fn serve(
         let change = running.declare(spec).await?;
         info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "declared");
     }
+    for (source, ttl) in file.load_limits() {
+        running.view().loads().lock().limit_source(source, ttl);
+    }
     running.watch_loads(telemetry)?;
     let address = running.address();
     let grpc = match grpc {

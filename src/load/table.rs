@@ -48,6 +48,8 @@ pub enum LoadMode {
 pub struct LoadTable {
     config: LoadConfig,
     workers: HashMap<WorkerId, WorkerLoad>,
+    /// Sources whose reports are worth something for another time than the others'.
+    limits: HashMap<Arc<str>, Duration>,
     ledger: Ledger,
     counts: LoadCounts,
 }
@@ -373,7 +375,7 @@ impl LoadTable {
             Some(Some(stored)) => stored,
         };
         let age = stored.age(now);
-        if age > self.config.ttl {
+        if age > self.limit(stored) {
             return RankLoadView::Unknown(LoadUnknown::TooOld { age });
         }
         let load = &stored.load;
@@ -428,6 +430,23 @@ impl LoadTable {
         &mut self.ledger
     }
 
+    /// Reports of `source` make their rank unknown at this age instead of [`LoadConfig::ttl`]: a socket that
+    /// speaks every second is stale sooner than a scrape.
+    pub fn limit_source(&mut self, source: &str, ttl: Duration) {
+        self.limits.insert(source.into(), ttl);
+    }
+
+    fn limit(&self, stored: &Stored) -> Duration {
+        self.limits.get(&stored.source).copied().unwrap_or(self.config.ttl)
+    }
+
+    /// The figures of a rank's newest report as they came, if it is fresh, with their age.
+    pub fn fresh(&self, now: Moment, rank: &RankKey) -> Option<(&RankLoad, Duration)> {
+        let stored = self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)?.as_ref()?;
+        let age = stored.age(now);
+        (age <= self.limit(stored)).then_some((&stored.load, age))
+    }
+
     /// The newest report of every rank that has one, with its age: what [`LoadTable::restore`] takes.
     pub fn saved(&self, now: Moment) -> Vec<SavedLoad> {
         let known = self.workers.iter().flat_map(|(worker, load)| {
@@ -471,7 +490,7 @@ impl LoadTable {
     pub fn aggregate(&self, now: Moment, worker: &WorkerId) -> Option<AggregateView> {
         let stored = self.workers.get(worker)?.aggregate.as_ref()?;
         let age = stored.age(now);
-        (age <= self.config.ttl).then(|| AggregateView {
+        (age <= self.limit(stored)).then(|| AggregateView {
             load: stored.load,
             age,
             source: stored.source.clone(),
@@ -636,6 +655,25 @@ mod tests {
         let counts = table.report(at(0), &"w1".into(), &report);
         assert_eq!((counts.refused_entries, counts.empty, counts.accepted), (1, 1, 0));
         assert_eq!(table.view(at(0), "w1", 0), RankLoadView::Unknown(LoadUnknown::NeverReported));
+    }
+
+    /// L15: each source's reports are worth something for their own time.
+    #[test]
+    fn a_source_may_have_a_limit_of_its_own() {
+        let mut table = table("w1", 0..2);
+        table.limit_source("load_stat", Duration::from_secs(3));
+        for (rank, source) in [(0, "load_stat"), (1, "http")] {
+            let report = LoadReport {
+                source: source.into(),
+                ..LoadReport::new(vec![LoadEntry::new(rank, decode(1.0))])
+            };
+            table.report(at(0), &"w1".into(), &report);
+        }
+        let fresh = |now| [0, 1].map(|rank| table.fresh(at(now), &RankKey::new("w1", rank)).is_some());
+        assert_eq!(fresh(3_000), [true, true]);
+        assert_eq!(fresh(3_001), [false, true]);
+        assert!(matches!(table.view(at(3_001), "w1", 0), RankLoadView::Unknown(LoadUnknown::TooOld { .. })));
+        assert_eq!(fresh(15_001), [false, false]);
     }
 
     /// C38: the same value again renews its age; silence makes it unknown.

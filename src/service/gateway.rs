@@ -105,10 +105,7 @@ fn entry<'a>(
     loads: &LoadTable,
     now: crate::ids::Moment,
 ) -> Option<LoadOut<'a>> {
-    let (load, age) = loads.newest(now, &rank.plan.rank)?;
-    if age > loads.config().ttl {
-        return None;
-    }
+    let (load, age) = loads.fresh(now, &rank.plan.rank)?;
     let RankLoad { num_running_reqs, num_waiting_reqs, .. } = *load;
     Some(LoadOut {
         worker: IdOut(&worker.spec.worker, worker.spec.id_form),

@@ -85,7 +85,6 @@ impl<C: Control> Watch<C> {
         let now = self.state.control().now();
         let fleet = self.state.view().fleet();
         let loads = self.state.view().loads().lock();
-        let ttl = loads.config().ttl;
         self.seen.retain(|rank, _| {
             let declared = fleet.declared().rank(rank).is_some();
             if !declared {
@@ -95,7 +94,7 @@ impl<C: Control> Watch<C> {
         });
         for (_, rank) in fleet.pools().flat_map(|pool| pool.ranks()) {
             let key = &rank.plan.rank;
-            let fresh = loads.newest(now, key).filter(|(_, age)| *age <= ttl).map(|(load, _)| *load);
+            let fresh = loads.fresh(now, key).map(|(load, _)| *load);
             if self.seen.get(key) != Some(&fresh) {
                 self.seen.insert(key.clone(), fresh);
                 self.debounce.changed(now, key);

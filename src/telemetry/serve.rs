@@ -99,12 +99,11 @@ impl Method {
     fn loads(&self, pools: &[&Arc<PoolView>], wanted: Option<u32>) -> Vec<Bytes> {
         let now = (self.source.now)();
         let table = self.source.view.loads().lock();
-        let ttl = table.config().ttl;
         let ranks = pools.iter().flat_map(|pool| pool.ranks()).map(|(_, rank)| &rank.plan.rank);
         let asked = ranks.filter(|rank| wanted.is_none_or(|wanted| rank.dp_rank.0 == wanted));
         let fresh = asked.filter_map(|rank| {
-            let (load, age) = table.newest(now, rank)?;
-            (age <= ttl).then(|| (rank.dp_rank.0, encode(rank.dp_rank.0, load, self.servicer)))
+            let (load, _) = table.fresh(now, rank)?;
+            Some((rank.dp_rank.0, encode(rank.dp_rank.0, load, self.servicer)))
         });
         // By rank, as engines list them.
         fresh.collect::<BTreeMap<_, _>>().into_values().collect()
