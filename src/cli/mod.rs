@@ -133,7 +133,12 @@ pub async fn asked_to_stop() {
 
 /// Sends the log to stderr, from `default` up or as `RUST_LOG` says.
 pub fn start_log(default: LevelFilter) {
-    let filter = EnvFilter::builder().with_default_directive(default.into()).from_env_lossy();
+    let builder = EnvFilter::builder().with_default_directive(default.into());
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(wanted) => builder.parse_lossy(wanted),
+        // The socket library announces reconnects of its own that never happen: its sockets are ours to drop.
+        Err(_) => builder.parse_lossy("zeromq=warn"),
+    };
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }

@@ -451,3 +451,18 @@ fn answers(capture: &Path, rank: DpRank) -> Vec<(EventSeq, Bytes)> {
         })
         .collect()
 }
+
+/// R1, I1, S2: the demo runs without any set-up, on real ports through the whole service, and every answer
+/// equals the engines' own look-up.
+#[test]
+fn the_demo_agrees_with_the_engines() {
+    let output = run(["demo", "--once", "--json"]);
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+    let shown = json(&output);
+    assert_eq!(shown["ok"], true);
+    let rows = shown["rows"].as_array().unwrap();
+    assert!(rows.len() > 40, "{} prompts", rows.len());
+    let repaired = rows.iter().filter(|row| row["capture"] == "vllm-0.33.0-gap-replay").count();
+    assert!(repaired > 0, "a gap is repaired on the way");
+    assert!(rows.iter().all(|row| row["ranks"].as_array().is_some_and(|ranks| !ranks.is_empty())));
+}
