@@ -423,11 +423,13 @@ impl Indexer {
                 plan: plan.clone(),
                 slot: stream.slot,
                 source,
+                capacity: self.fleet.capacity_blocks(&plan.rank),
                 status: Arc::clone(&stream.status),
             })
         };
         WorkerView {
             spec: spec.clone(),
+            shared_capacity: self.fleet.shared_capacity(&spec.worker),
             ranks: self.fleet.plans(&spec.worker).filter_map(rank_view).collect(),
             taints: spec.taints.iter().map(|taint| taint.as_str().into()).collect(),
         }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::block::BlockSize;
 use crate::events::SkipCounts;
 use crate::events::order::StreamCounters;
-use crate::fleet::{Fleet, PoolKey, RankPlan, WorkerSpec};
+use crate::fleet::{Capacity, Fleet, PoolKey, RankPlan, WorkerSpec};
 use crate::ids::{EventSeq, Moment, RankSlot, SourceId, WorkerId};
 use crate::index;
 use crate::load::{LoadConfig, LoadTable};
@@ -145,6 +145,8 @@ pub struct WorkerView {
     pub spec: WorkerSpec,
     /// Its ranks, ascending.
     pub ranks: Vec<RankView>,
+    /// What its ranks share, as declared.
+    pub shared_capacity: Capacity,
     /// Its taints, shared with every decision that looks at it.
     pub taints: Arc<[Box<str>]>,
 }
@@ -158,6 +160,8 @@ pub struct RankView {
     pub slot: RankSlot,
     /// Its stream.
     pub source: SourceId,
+    /// Blocks that it can hold, as declared; here, so that a decision does not look it up rank by rank.
+    pub capacity: Capacity,
     /// What the indexer says of it.
     pub status: Arc<RankStatus>,
 }

@@ -20,12 +20,23 @@ const QUEUED: &[&str] = &["queued_uncached_tokens", "num_queued_uncached_tokens"
 const DECODE_BLOCKS: &[&str] = &["decode_blocks"];
 const AGE: &[&str] = &["age_ms"];
 
-/// One rank's figures as received. What is no object, or no number in it, spoils this entry and no other.
+/// One rank's figures as received, under any of their names. What is no object, or no number in it, spoils this
+/// entry and no other.
 pub fn figures(body: &Value) -> RawRankLoad {
+    read(body, |names| names)
+}
+
+/// The same under our own names alone: what is posted to us.
+pub fn own_figures(body: &Value) -> RawRankLoad {
+    read(body, |names| &names[..1])
+}
+
+fn read(body: &Value, known: impl Fn(&'static [&'static str]) -> &'static [&'static str]) -> RawRankLoad {
     let Value::Object(fields) = body else {
         return RawRankLoad { decode_blocks: RawNumber::Unreadable, ..RawRankLoad::default() };
     };
-    let number = |names: &[&str]| match names.iter().find_map(|&name| fields.get(name)) {
+    let number = |names: &'static [&'static str]| match known(names).iter().find_map(|&name| fields.get(name))
+    {
         None | Some(Value::Null) => RawNumber::Absent,
         Some(value) => value.as_f64().map_or(RawNumber::Unreadable, RawNumber::Value),
     };

@@ -442,9 +442,13 @@ impl LoadTable {
 
     /// The figures of a rank's newest report as they came, if it is fresh, with their age.
     pub fn fresh(&self, now: Moment, rank: &RankKey) -> Option<(&RankLoad, Duration)> {
-        let stored = self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)?.as_ref()?;
+        let stored = self.stored(rank)?;
         let age = stored.age(now);
         (age <= self.limit(stored)).then_some((&stored.load, age))
+    }
+
+    fn stored(&self, rank: &RankKey) -> Option<&Stored> {
+        self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)?.as_ref()
     }
 
     /// The newest report of every rank that has one, with its age: what [`LoadTable::restore`] takes.
@@ -482,7 +486,7 @@ impl LoadTable {
 
     /// The figures of a rank's newest report as they came, fresh or not, with their age.
     pub fn newest(&self, now: Moment, rank: &RankKey) -> Option<(&RankLoad, Duration)> {
-        let stored = self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)?.as_ref()?;
+        let stored = self.stored(rank)?;
         Some((&stored.load, stored.age(now)))
     }
 

@@ -14,7 +14,7 @@ use crate::block::SequenceHash;
 use crate::fleet::{Capacity, Provenance};
 use crate::ids::{Moment, RankKey};
 use crate::index::HybridRule;
-use crate::indexer::{FleetView, PoolView, RankView, View, WorkerView};
+use crate::indexer::{PoolView, RankView, View, WorkerView};
 use crate::load::{
     Admission, BusyThreshold, Claim, ClaimedBlocks, LoadTable, RankLoadView, ReservationId, ReserveError,
     Ticket,
@@ -303,7 +303,6 @@ struct Sight<'a> {
     pool: &'a PoolView,
     request: Request<'a>,
     expect_booked: bool,
-    fleet: Arc<FleetView>,
     overlaps: &'a Overlaps,
     chain: &'a [SequenceHash],
     loads: &'a LoadTable,
@@ -327,7 +326,6 @@ impl<'a> Sight<'a> {
             pool,
             request: wanted(pool, request),
             expect_booked: policy.expect_booked,
-            fleet: router.view.fleet(),
             overlaps,
             chain,
             loads,
@@ -343,7 +341,7 @@ impl<'a> Sight<'a> {
 
     fn candidate(&self, worker: &WorkerView, rank: &RankView, of_worker: Standing) -> Candidate {
         let key = &rank.plan.rank;
-        let capacity = self.fleet.declared().capacity_blocks(key);
+        let capacity = rank.capacity;
         let load = self.loads.load(self.now, key, self.pool.block_size, capacity.exact());
         let overlap = overlap_of(self.overlaps, rank);
         let shared = self.loads.ledger().shared(key, self.chain);
@@ -380,8 +378,7 @@ impl<'a> Sight<'a> {
         if self.config.needs_endpoint && worker.spec.http_endpoint.is_none() {
             return Standing::NoEndpoint;
         }
-        let shared = self.fleet.declared().shared_capacity(&worker.spec.worker);
-        let Some(blocks) = hard(shared) else { return Standing::Ready };
+        let Some(blocks) = hard(worker.shared_capacity) else { return Standing::Ready };
         if self.request.blocks() > blocks {
             return Standing::TooSmall;
         }

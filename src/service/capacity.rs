@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::state::ServiceState;
 use crate::fleet::Capacity;
 use crate::ids::{Moment, WorkerId};
-use crate::indexer::{FleetView, PoolView, RankView, WorkerView};
+use crate::indexer::{PoolView, RankView, WorkerView};
 use crate::load::LoadTable;
 use crate::routing::{Drain, Room};
 
@@ -60,18 +60,23 @@ pub(super) async fn list<C: Control>(State(state): State<ServiceState<C>>) -> Re
     let worker_out = |pool: &'_ PoolView, worker: &'_ WorkerView| -> serde_json::Value {
         let block_size = pool.block_size.get();
         let id = &worker.spec.worker;
-        let ranks = || worker.ranks.iter().map(|rank| &rank.plan.rank);
         let out = WorkerCapacityOut {
             worker_id: IdOut(id, worker.spec.id_form),
             model_name: &pool.key.model,
             routing_group: &pool.key.group,
             block_size,
-            ranks: ranks()
-                .map(|rank| (rank.dp_rank.0, CapacityOut::of(declared.capacity_blocks(rank), block_size)))
+            ranks: worker
+                .ranks
+                .iter()
+                .map(|rank| (rank.plan.rank.dp_rank.0, CapacityOut::of(rank.capacity, block_size)))
                 .collect(),
-            worker_shared: CapacityOut::of(declared.shared_capacity(id), block_size),
+            worker_shared: CapacityOut::of(worker.shared_capacity, block_size),
             smallest: CapacityOut::of(declared.smallest_capacity(id), block_size),
-            request_limit: ranks().map(|rank| (rank.dp_rank.0, declared.request_limit(rank))).collect(),
+            request_limit: worker
+                .ranks
+                .iter()
+                .map(|rank| (rank.plan.rank.dp_rank.0, declared.request_limit(&rank.plan.rank)))
+                .collect(),
         };
         json!(out)
     };
@@ -97,7 +102,7 @@ pub(super) async fn drain_check<C: Control>(
     {
         let loads = state.view().loads().lock();
         for (worker, rank) in pool.ranks() {
-            let room = room(&fleet, pool, rank, &loads, now);
+            let room = room(pool, rank, &loads, now);
             if worker.spec.worker == id { own.push(room) } else { others.push(room) }
         }
     }
@@ -114,9 +119,9 @@ pub(super) async fn drain_check<C: Control>(
     Ok(Json(body).into_response())
 }
 
-fn room(fleet: &FleetView, pool: &PoolView, rank: &RankView, loads: &LoadTable, now: Moment) -> Room {
+fn room(pool: &PoolView, rank: &RankView, loads: &LoadTable, now: Moment) -> Room {
     let key = &rank.plan.rank;
-    let capacity = fleet.declared().capacity_blocks(key);
+    let capacity = rank.capacity;
     let used = loads.load(now, key, pool.block_size, capacity.exact()).used_blocks();
     Room { rank: key.clone(), capacity, used }
 }

@@ -16,32 +16,10 @@ use super::state::ServiceState;
 use super::workers::WorkerFilter;
 use crate::ids::Moment;
 use crate::indexer::{PoolView, RankView, WorkerView};
-use crate::load::{Booked, LoadEntry, LoadReport, LoadTable, RankLoadView, RawNumber, RawRankLoad};
+use crate::load::json::own_figures;
+use crate::load::{Booked, LoadEntry, LoadReport, LoadTable, RankLoadView};
 
 // === reports ===
-
-/// One rank's figures as received. What is no object, or no number in it, spoils this entry and no other.
-fn figures(body: &Value) -> RawRankLoad {
-    let Value::Object(fields) = body else {
-        return RawRankLoad { decode_blocks: RawNumber::Unreadable, ..RawRankLoad::default() };
-    };
-    let number = |field: &str| match fields.get(field) {
-        None | Some(Value::Null) => RawNumber::Absent,
-        Some(value) => value.as_f64().map_or(RawNumber::Unreadable, RawNumber::Value),
-    };
-    RawRankLoad {
-        num_running_reqs: number("num_running_reqs"),
-        num_waiting_reqs: number("num_waiting_reqs"),
-        num_used_tokens: number("num_used_tokens"),
-        max_total_num_tokens: number("max_total_num_tokens"),
-        token_usage: number("token_usage"),
-        kv_used_blocks: number("kv_used_blocks"),
-        prefill_tokens: number("prefill_tokens"),
-        queued_uncached_tokens: number("queued_uncached_tokens"),
-        decode_blocks: number("decode_blocks"),
-        age_ms: number("age_ms"),
-    }
-}
 
 /// `ranks`: by global rank. Keeps a rank that is named twice twice, since then neither is believed.
 #[derive(Default)]
@@ -61,7 +39,7 @@ impl<'de> Deserialize<'de> for ByRank {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ByRank, A::Error> {
                 let mut entries = Vec::new();
                 while let Some((rank, body)) = map.next_entry::<String, Value>()? {
-                    entries.push(LoadEntry { dp_rank: rank.parse().ok(), load: figures(&body) });
+                    entries.push(LoadEntry { dp_rank: rank.parse().ok(), load: own_figures(&body) });
                 }
                 Ok(ByRank(entries))
             }
@@ -73,7 +51,7 @@ impl<'de> Deserialize<'de> for ByRank {
 
 /// One of `entries`, a list as an engine's own answer has it.
 fn entry(body: &Value) -> LoadEntry {
-    LoadEntry { dp_rank: body.get("dp_rank").and_then(Value::as_u64), load: figures(body) }
+    LoadEntry { dp_rank: body.get("dp_rank").and_then(Value::as_u64), load: own_figures(body) }
 }
 
 #[derive(Deserialize)]
@@ -117,7 +95,7 @@ pub(super) async fn report<C: Control>(
     }
     let mut entries = body.ranks.unwrap_or_default().0;
     entries.extend(body.entries.iter().flatten().map(entry));
-    let aggregate = body.aggregate.as_ref().map(figures);
+    let aggregate = body.aggregate.as_ref().map(own_figures);
     let report = LoadReport { source: source.into(), entries, aggregate };
     let now = state.control().now();
     let counts = state.view().loads().lock().report(now, id, &report);
@@ -238,7 +216,7 @@ fn rank_load<'a, C: Control>(
         basis,
         decode_blocks: view.decode_blocks(),
         kv_used_blocks: view.used_blocks(),
-        capacity_blocks: state.view().fleet().declared().capacity_blocks(key).blocks(),
+        capacity_blocks: rank.capacity.blocks(),
         num_running_reqs: newest.num_running_reqs,
         num_waiting_reqs: newest.num_waiting_reqs,
         num_used_tokens: newest.num_used_tokens,
