@@ -4,8 +4,6 @@
 
 use std::hash::BuildHasher;
 
-use smallvec::SmallVec;
-
 use super::{NameTable, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
 use crate::index::shared::Pin;
@@ -125,24 +123,39 @@ impl Tree {
     /// Runs lie in memory as they are named, so the names are taken from there and not from the old table.
     fn resize_names(&mut self, room: usize, pin: &Pin) {
         let names = NameTable::with_room_for(room);
-        let mut group: SmallVec<[(u64, Place); AHEAD]> = SmallVec::new();
         for (id, own) in (0..).map(RunId).zip(&self.own) {
             let Some(own) = own else { continue };
-            for offset in 0..self.run(id).len() {
-                let place = Place { run: id, offset };
-                let hash = self.hash_at(place, pin);
-                if own.irregular && self.names.find(hash, |of| of == place.packed()).is_none() {
-                    continue;
-                }
-                names.prefetch(hash);
-                group.push((hash, place));
-                if group.len() == AHEAD {
-                    group.drain(..).for_each(|(hash, place)| names.insert(hash, place.packed()));
-                }
+            match self.regular_names(id, pin) {
+                Some(words) => self.add_regular(&names, id, words),
+                None => self.add_irregular(&names, id, own.irregular, pin),
             }
         }
-        group.drain(..).for_each(|(hash, place)| names.insert(hash, place.packed()));
         self.names = names;
+    }
+
+    fn add_regular(&self, names: &NameTable, run: RunId, words: &[u64]) {
+        let mut place = Place { run, offset: 0 };
+        for group in words.chunks(AHEAD) {
+            let mut hashes = [0; AHEAD];
+            for (hash, word) in hashes.iter_mut().zip(group) {
+                *hash = self.tables.hasher.hash_one(word);
+                names.prefetch(*hash);
+            }
+            for &hash in &hashes[..group.len()] {
+                names.insert(hash, place.packed());
+                place.offset += 1;
+            }
+        }
+    }
+
+    fn add_irregular(&self, names: &NameTable, run: RunId, irregular: bool, pin: &Pin) {
+        for offset in 0..self.run(run).len() {
+            let place = Place { run, offset };
+            let hash = self.hash_at(place, pin);
+            if !irregular || self.names.find(hash, |of| of == place.packed()).is_some() {
+                names.insert(hash, place.packed());
+            }
+        }
     }
 
     fn name_hash(&self, name: &BlockHash) -> u64 {
@@ -174,25 +187,40 @@ impl Tree {
         self.make_names_room(names.len(), pin);
         let mut offset = from;
         for group in names.chunks(AHEAD) {
-            let hashes: SmallVec<[u64; AHEAD]> = group.iter().map(|name| self.name_hash(name)).collect();
-            hashes.iter().for_each(|&hash| self.names.prefetch(hash));
+            let group = &group[..group.iter().take_while(|name| self.suits(run, name)).count()];
+            let mut hashes = [0; AHEAD];
+            for (hash, name) in hashes.iter_mut().zip(group) {
+                *hash = self.name_hash(name);
+                self.names.prefetch(*hash);
+            }
+            self.set_names(run, offset, group, pin);
             for (name, &hash) in group.iter().zip(&hashes) {
-                if !self.suits(run, name) {
-                    return offset - from;
-                }
-                let place = Place { run, offset };
-                self.set_name(place, name, pin);
-                let new = self.names.insert_new(hash, place.packed(), |payload| {
+                let led = self.names.insert_new(hash, Place { run, offset }.packed(), |payload| {
                     self.name_is(Place::unpacked(payload), name, pin)
                 });
-                if !new {
+                if !led {
                     return offset - from;
                 }
                 self.name_count += 1;
                 offset += 1;
             }
+            if group.len() < AHEAD {
+                break;
+            }
         }
         offset - from
+    }
+
+    fn set_names(&mut self, run: RunId, from: u32, names: &[BlockHash], pin: &Pin) {
+        if self.run(run).has_byte_names() {
+            let places = (from..).map(|offset| Place { run, offset });
+            return places.zip(names).for_each(|(place, name)| self.set_name(place, name, pin));
+        }
+        let words = names.iter().map(|name| match name {
+            BlockHash::Int(word) => *word,
+            BlockHash::Bytes(_) => 0,
+        });
+        run_in(&self.chunks, run).set_name_words(from, words, &mut self.writer, pin);
     }
 
     /// Has the names of a run's blocks `from..to` lead nowhere.
