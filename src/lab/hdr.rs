@@ -25,8 +25,10 @@ impl Default for Latencies {
 
 impl Latencies {
     /// None yet.
+    #[allow(clippy::expect_used, reason = "the bounds are constants that are known to be good")]
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3);
+        // Constants, known to be good bounds.
         Self { histogram: histogram.expect("the bounds are constants that are known to be good") }
     }
 

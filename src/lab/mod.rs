@@ -10,5 +10,11 @@
 pub mod hdr;
 pub mod plot;
 pub mod report;
+pub mod schedule;
+pub mod search;
+pub mod traffic;
+pub mod wire;
 
 pub use self::hdr::Latencies;
+pub use self::report::{Report, Table};
+pub use self::schedule::{Arrivals, Schedule};
