@@ -3,8 +3,14 @@
 //! Each bench is a module with its arguments (`Args`) and what it does (`Args::run`); adding one is a module,
 //! a variant of [`What`] and a line in its match.
 
+mod figures;
+mod fleet;
 mod index;
+mod load;
 mod serve;
+mod serve_report;
+mod target;
+mod visible;
 
 use anyhow::Result;
 use clap::Subcommand;
