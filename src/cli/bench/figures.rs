@@ -64,3 +64,29 @@ pub fn cores() -> usize {
 pub fn write_report(path: &Path, report: &Report) -> Result<()> {
     std::fs::write(path, report.html()).with_context(|| format!("cannot write {}", path.display()))
 }
+
+/// A spread in nanoseconds; unknown where nothing was measured.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct PerBlock {
+    /// Blocks, or messages.
+    pub count: u64,
+    /// Half took no longer.
+    pub p50_ns: Option<u64>,
+    /// 90 of 100 took no longer.
+    pub p90_ns: Option<u64>,
+    /// 99 of 100 took no longer.
+    pub p99_ns: Option<u64>,
+    /// 999 of 1,000 took no longer.
+    pub p999_ns: Option<u64>,
+    /// None took longer.
+    pub max_ns: Option<u64>,
+}
+
+impl PerBlock {
+    /// Those of `latencies`.
+    pub fn of(latencies: &Latencies) -> Self {
+        let at = |quantile| latencies.at(quantile);
+        let (p50_ns, p90_ns, p99_ns) = (at(0.5), at(0.9), at(0.99));
+        Self { count: latencies.count(), p50_ns, p90_ns, p99_ns, p999_ns: at(0.999), max_ns: at(1.0) }
+    }
+}
