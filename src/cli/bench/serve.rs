@@ -11,7 +11,7 @@ use rankwise::block::BlockSize;
 use rankwise::ingest::NodeConfig;
 use rankwise::lab::Arrivals;
 use rankwise::lab::search::{RateSearch, SearchConfig};
-use rankwise::lab::traffic::{Block, TrafficConfig};
+use rankwise::lab::traffic::{Block, Traffic, TrafficConfig};
 use rankwise::routing::RouterConfig;
 use rankwise::service::ServiceConfig;
 use serde_json::json;
@@ -196,7 +196,10 @@ impl Args {
         let (runs, published) = std::thread::scope(|scope| {
             let flag = Arc::clone(&stop);
             let rate = self.rate();
-            let background = scope.spawn(move || visible::publish_until(fleet, handle, rate, &flag));
+            let background = scope.spawn(move || match fleet {
+                Some(fleet) => visible::publish_until(fleet, handle, rate, &flag),
+                None => Ok(0),
+            });
             let runs = match self.qps {
                 Some(qps) => {
                     self.at(client, service, &requests, qps, NEVER).map(|run| (Vec::new(), Some(run)))
@@ -270,16 +273,16 @@ impl Args {
         let mut requests = Vec::new();
         let mut bytes = 0;
         while requests.len() < PROMPTS && bytes < MAX_PROMPT_BYTES {
-            let prompt = stage.fleet.traffic().prompt();
-            let body = self.body(stage, &prompt).to_string().into_bytes();
+            let Some(fleet) = &mut stage.fleet else { bail!("there is no traffic to take prompts from") };
+            let prompt = fleet.traffic().prompt();
+            let body = self.body(fleet.traffic(), &prompt).to_string().into_bytes();
             bytes += body.len();
             requests.push(stage.service.prepared(route, Some(body)));
         }
         Ok(requests.into())
     }
 
-    fn body(&self, stage: &mut Stage, prompt: &[Block]) -> serde_json::Value {
-        let traffic = stage.fleet.traffic();
+    fn body(&self, traffic: &Traffic, prompt: &[Block]) -> serde_json::Value {
         match self.form {
             Form::Tokens => {
                 let mut tokens = Vec::new();
@@ -310,6 +313,7 @@ impl Args {
             look_every: Duration::from_micros(self.look_every),
         };
         let Stage { client, publishing, fleet, service, running, .. } = stage;
+        let Some(fleet) = fleet else { bail!("there are no ranks to publish") };
         let view = running.as_ref().map(Running::view);
         let handles = (publishing.handle(), client.handle());
         // Sockets and buffers are warm when it counts.
@@ -388,8 +392,9 @@ struct Stage {
     publishing: Runtime,
     running: Option<Running>,
     service: Target,
-    fleet: Fleet,
-    loads: tokio::task::JoinHandle<()>,
+    /// What is asked needs no ranks in some cases.
+    fleet: Option<Fleet>,
+    loads: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Stage {
@@ -411,18 +416,33 @@ impl Stage {
             (None, None) => bail!("there is no service to load"),
         };
         let service = Target::new(&base, usize::from(args.connections))?;
+        let mut stage = Self { serving, client, publishing, running, service, fleet: None, loads: None };
+        if args.event_to_visible || args.what != What::Health {
+            stage.add_fleet(args)?;
+        }
+        Ok(stage)
+    }
+
+    /// Ranks that are declared, listened to and full.
+    fn add_fleet(&mut self, args: &Args) -> Result<()> {
+        let Self { client, publishing, service, .. } = self;
         let mut fleet = publishing.block_on(Fleet::bind(args.traffic()?, &args.publish_host))?;
-        client.block_on(fleet.register(&service))?;
+        client.block_on(fleet.register(service))?;
         publishing.block_on(fleet.fill())?;
-        client.block_on(fleet.settled(&service))?;
-        client.block_on(fleet.report_loads(&service))?;
-        let loads = client.spawn(keep_reporting(service.clone(), fleet.load_reports()));
-        Ok(Self { serving, client, publishing, running, service, fleet, loads })
+        client.block_on(fleet.settled(service))?;
+        client.block_on(fleet.report_loads(service))?;
+        self.loads = Some(client.spawn(keep_reporting(service.clone(), fleet.load_reports())));
+        self.fleet = Some(fleet);
+        Ok(())
     }
 
     fn close(self) -> Result<()> {
-        self.loads.abort();
-        self.client.block_on(self.fleet.close(&self.service));
+        if let Some(loads) = self.loads {
+            loads.abort();
+        }
+        if let Some(fleet) = self.fleet {
+            self.client.block_on(fleet.close(&self.service));
+        }
         // The connections that it keeps would hold up the service's end.
         drop(self.service);
         self.client.shutdown_background();
