@@ -3,6 +3,7 @@
 //! Each bench is a module with its arguments (`Args`) and what it does (`Args::run`); adding one is a module,
 //! a variant of [`What`] and a line in its match.
 
+mod cpu;
 mod figures;
 mod fleet;
 mod index;

@@ -1,5 +1,6 @@
 //! Open-loop load: requests are sent when they are due, whatever became of those before.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::cpu::CpuTimes;
 use super::figures::Figures;
 use super::target::{Prepared, Target};
 
@@ -58,6 +60,8 @@ pub struct Outcome {
     pub answer_bytes: u64,
     /// From the first request's moment to the last answer.
     pub took: Duration,
+    /// Microseconds of processor time per request, by kind of thread, as far as they are in this process.
+    pub cpu: BTreeMap<&'static str, f64>,
 }
 
 impl Outcome {
@@ -92,6 +96,7 @@ impl Outcome {
             latency: Figures::of(&self.latency),
             service: Figures::of(&self.service),
             lateness: Figures::of(&self.lateness),
+            cpu_us_per_request: self.cpu.clone(),
             mean_answer_bytes: (self.answered > 0).then(|| self.answer_bytes / self.answered),
         }
     }
@@ -111,6 +116,7 @@ pub struct OutcomeBody {
     latency: Figures,
     service: Figures,
     lateness: Figures,
+    cpu_us_per_request: BTreeMap<&'static str, f64>,
     mean_answer_bytes: Option<u64>,
 }
 
@@ -121,6 +127,7 @@ pub struct OutcomeBody {
 pub async fn run(target: &Target, requests: &Arc<[Prepared]>, plan: Plan) -> Result<Outcome> {
     let due: Arc<[Duration]> = Schedule::new(plan.rate, plan.during, plan.arrivals).collect();
     let ready = Arc::new(Semaphore::new(0));
+    let before = CpuTimes::now();
     // Time for the connections' tasks to be there before the first request is due.
     let start = Instant::now() + Duration::from_millis(20);
     let pacer = pace(start, Arc::clone(&due), Arc::clone(&ready), plan.connections)?;
@@ -143,6 +150,7 @@ pub async fn run(target: &Target, requests: &Arc<[Prepared]>, plan: Plan) -> Res
         all.add(&one.context("a connection's task has ended badly")?);
     }
     all.took = start.elapsed();
+    all.cpu = CpuTimes::now().micros_per(&before, all.answered);
     // It has let every connection go, so it has ended.
     let _ = pacer.join();
     Ok(all)

@@ -5,6 +5,7 @@ use rankwise::lab::plot::{Scale, Series, duration_label, latency_over_points, pe
 use rankwise::lab::{Latencies, Report, Table};
 use serde_json::{Map, Value, json};
 
+use super::cpu::words;
 use super::figures::Figures;
 use super::load::Outcome;
 use super::serve::Args;
@@ -48,6 +49,7 @@ impl LoadReport<'_> {
             "prompts": self.requests.len(), "mean_request_bytes": bytes, "messages_published": self.published,
             "highest_rate": self.best().map(|best| best.rate),
             "at_highest_rate": self.best().map(Outcome::body),
+            "client_ceiling": self.client_ceiling(),
             "run": self.run.as_ref().map(Outcome::body),
             "trials": self.trials.iter().map(Outcome::body).collect::<Vec<_>>(),
         });
@@ -66,7 +68,26 @@ impl LoadReport<'_> {
             (true, Some(best)) => format!("\n{}", self.sentence(best)),
             (true, None) => "\nNo rate was kept up.".to_owned(),
         };
-        format!("{lines}{found}\n{SHARED}")
+        let cpu = self.cpu().map(|cpu| format!("\n{cpu}")).unwrap_or_default();
+        format!("{lines}{found}{cpu}\n{SHARED}")
+    }
+
+    fn cpu(&self) -> Option<String> {
+        let run = self.run.as_ref().filter(|run| !run.cpu.is_empty())?;
+        let ceiling = self.client_ceiling().map(|rate| {
+            format!(" The client has one thread: more than {}/s it could not send.", short(rate))
+        });
+        let cpu = words(&run.cpu);
+        Some(format!(
+            "Processor time per request at {}/s: {cpu}.{}",
+            short(run.rate),
+            ceiling.unwrap_or_default()
+        ))
+    }
+
+    /// Requests per second that would keep the client's one thread busy all the time.
+    fn client_ceiling(&self) -> Option<f64> {
+        self.run.as_ref().and_then(|run| run.cpu.get("client")).map(|micros| 1e6 / micros)
     }
 
     fn sentence(&self, best: &Outcome) -> String {
@@ -95,6 +116,9 @@ impl LoadReport<'_> {
         parameters(&mut report, &self.args.load_parameters());
         if let Some(best) = self.best() {
             report.note(self.sentence(best));
+        }
+        if let Some(cpu) = self.cpu() {
+            report.note(cpu);
         }
         let mut runs = Table::new(head());
         self.rows().into_iter().for_each(|run| {
@@ -187,7 +211,7 @@ impl VisibleReport<'_> {
         let measured = json!({
             "messages": of.messages, "achieved_messages_per_s": self.achieved(), "unseen": of.unseen,
             "in_process": Figures::of(&of.in_process), "http": Figures::of(&of.http),
-            "send_lateness": Figures::of(&of.lateness),
+            "send_lateness": Figures::of(&of.lateness), "cpu_us_per_message": of.cpu,
         });
         body.extend(measured.as_object().cloned().unwrap_or_default());
         Value::Object(body)
@@ -210,11 +234,12 @@ impl VisibleReport<'_> {
 
     fn sentence(&self) -> String {
         format!(
-            "{} messages, {}/s of {}/s planned; {} watched blocks were not seen.",
+            "{} messages, {}/s of {}/s planned; {} watched blocks were not seen. Processor time per message: {}.",
             self.outcome.messages,
             self.achieved().map_or_else(|| "-".to_owned(), short),
             short(self.rate * f64::from(self.args.ranks())),
             self.outcome.unseen,
+            words(&self.outcome.cpu),
         )
     }
 

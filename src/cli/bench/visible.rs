@@ -1,5 +1,6 @@
 //! From a publisher's send to the first query that sees the block.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
+use super::cpu::CpuTimes;
 use super::fleet::{Fleet, MODEL, Outgoing};
 use super::target::{Prepared, Target};
 
@@ -42,6 +44,8 @@ pub struct Outcome {
     pub messages: u64,
     /// Time from the first to the last.
     pub took: Duration,
+    /// Microseconds of processor time per message, by kind of thread, as far as they are in this process.
+    pub cpu: BTreeMap<&'static str, f64>,
     /// How late they were sent: the sender's own trouble, not in the other figures.
     pub lateness: Latencies,
     /// Until the reader in this process saw the block. Empty where the service is elsewhere.
@@ -82,6 +86,7 @@ pub fn run(
     let mut queries = JoinSet::new();
     let mut watches = Every::new(all, if watcher.is_some() { plan.watched } else { 0.0 });
     let mut asks = Every::new(all, plan.watched_http);
+    let before = CpuTimes::now();
     let start = Instant::now();
     let schedule = Schedule::new(all, plan.during, Arrivals::Poisson { seed: 1 });
     // Ranks take turns at chance distances: each has its own steps, and none a beat with the others.
@@ -110,6 +115,7 @@ pub fn run(
         outcome.messages += 1;
     }
     outcome.took = start.elapsed();
+    outcome.cpu = CpuTimes::now().micros_per(&before, outcome.messages);
     drop(watch);
     if let Some(watcher) = watcher {
         let (seen, unseen) = watcher.join().ok().context("the watcher's thread has ended badly")?;
