@@ -42,12 +42,16 @@ fn highest(ceiling: f64, limit: Duration, arrivals: Arrivals) -> (Option<f64>, u
 #[test]
 fn the_search_finds_a_known_ceiling() {
     for ceiling in [40.0, 900.0, 7_000.0] {
-        // Fifty requests' time: at chance arrivals a queue of that length is rare until shortly below the ceiling.
-        let limit = Duration::from_secs_f64(50.0 / ceiling);
+        // Twenty requests' time: at chance arrivals a queue of that length is rare until shortly below the ceiling,
+        // and above it twenty seconds are long enough for one.
+        let limit = Duration::from_secs_f64(20.0 / ceiling);
         for arrivals in [Arrivals::Even, Arrivals::Poisson { seed: 3 }] {
             let (found, trials) = highest(ceiling, limit, arrivals);
             let found = found.unwrap();
-            assert!(found >= 0.8 * ceiling && found <= 1.03 * ceiling, "{found} of {ceiling} ({arrivals:?})");
+            assert!(
+                found >= 0.75 * ceiling && found <= 1.06 * ceiling,
+                "{found} of {ceiling} ({arrivals:?})"
+            );
             assert!(trials < 30, "{trials}");
         }
     }

@@ -47,6 +47,8 @@ pub struct Outcome {
     pub in_time: u64,
     /// Answers with another status, and connections that broke.
     pub failed: u64,
+    /// What one of them said.
+    pub failure: Option<String>,
     /// Requests that were overdue for too long to be sent.
     pub abandoned: u64,
     /// From the moment a request was due to the last byte of its answer.
@@ -74,6 +76,7 @@ impl Outcome {
         self.answered += other.answered;
         self.in_time += other.in_time;
         self.failed += other.failed;
+        self.failure = self.failure.take().or_else(|| other.failure.clone());
         self.abandoned += other.abandoned;
         self.answer_bytes += other.answer_bytes;
         self.latency.add(&other.latency);
@@ -91,6 +94,7 @@ impl Outcome {
             answered: self.answered,
             in_time: self.in_time,
             failed: self.failed,
+            failure: self.failure.clone(),
             abandoned: self.abandoned,
             kept_up: self.trial().kept_up(),
             latency: Figures::of(&self.latency),
@@ -111,6 +115,7 @@ pub struct OutcomeBody {
     answered: u64,
     in_time: u64,
     failed: u64,
+    failure: Option<String>,
     abandoned: u64,
     kept_up: bool,
     latency: Figures,
@@ -219,12 +224,15 @@ impl Connection {
         seen.latency.record(latency);
         seen.service.record(done - sent);
         match answer {
-            Some(body) => {
+            Ok(body) => {
                 seen.answered += 1;
                 seen.answer_bytes += body.len() as u64;
                 seen.in_time += u64::from(latency <= self.plan.limit);
             }
-            None => seen.failed += 1,
+            Err(error) => {
+                seen.failed += 1;
+                seen.failure.get_or_insert_with(|| format!("{error:#}"));
+            }
         }
     }
 }

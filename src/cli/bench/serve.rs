@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use rankwise::block::BlockSize;
+use rankwise::block::{BlockSize, SequenceHash};
 use rankwise::ingest::NodeConfig;
 use rankwise::lab::Arrivals;
 use rankwise::lab::search::{RateSearch, SearchConfig};
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "select")]
     what: What,
 
-    /// How prompts are sent: as tokens, or as the local hashes of their blocks
+    /// How prompts are sent: as tokens, or as the hashes of their blocks
     #[arg(long, value_enum, default_value = "tokens")]
     form: Form,
 
@@ -144,7 +144,7 @@ pub enum What {
 pub enum Form {
     /// Its token ids
     Tokens,
-    /// The local hashes of its blocks
+    /// The local and sequence hashes of its blocks
     Hashes,
 }
 
@@ -290,13 +290,15 @@ impl Args {
                 json!({ "model_name": MODEL, "token_ids": tokens })
             }
             Form::Hashes => {
-                let locals: Vec<u64> = traffic.locals(prompt).into_iter().map(|hash| hash.0).collect();
+                let locals = traffic.locals(prompt);
+                let sequences: Vec<u64> = SequenceHash::chain(&locals).map(|hash| hash.0).collect();
+                let locals: Vec<u64> = locals.into_iter().map(|hash| hash.0).collect();
                 match self.what {
                     What::Select => json!({
-                        "model_name": MODEL, "block_hashes": locals,
+                        "model_name": MODEL, "block_hashes": locals, "sequence_hashes": sequences,
                         "isl_tokens": prompt.len() * self.block_size as usize,
                     }),
-                    _ => json!({ "model_name": MODEL, "block_hashes": locals }),
+                    _ => json!({ "model_name": MODEL, "block_hashes": locals, "seq_hashes": sequences }),
                 }
             }
         }

@@ -68,8 +68,16 @@ impl LoadReport<'_> {
             (true, Some(best)) => format!("\n{}", self.sentence(best)),
             (true, None) => "\nNo rate was kept up.".to_owned(),
         };
-        let cpu = self.cpu().map(|cpu| format!("\n{cpu}")).unwrap_or_default();
-        format!("{lines}{found}{cpu}\n{SHARED}")
+        let more = [self.failures(), self.cpu()].into_iter().flatten();
+        let more: String = more.map(|line| format!("\n{line}")).collect();
+        format!("{lines}{found}{more}\n{SHARED}")
+    }
+
+    fn failures(&self) -> Option<String> {
+        let runs = || self.trials.iter().chain(&self.run);
+        let failed: u64 = runs().map(|run| run.failed).sum();
+        let said = runs().find_map(|run| run.failure.as_deref())?;
+        Some(format!("{failed} requests failed, one of them with: {said}"))
     }
 
     fn cpu(&self) -> Option<String> {
@@ -117,8 +125,8 @@ impl LoadReport<'_> {
         if let Some(best) = self.best() {
             report.note(self.sentence(best));
         }
-        if let Some(cpu) = self.cpu() {
-            report.note(cpu);
+        for line in [self.failures(), self.cpu()].into_iter().flatten() {
+            report.note(line);
         }
         let mut runs = Table::new(head());
         self.rows().into_iter().for_each(|run| {

@@ -48,8 +48,11 @@ impl Target {
         Prepared { url: format!("{}{route}", self.base), body: body.map(Bytes::from) }
     }
 
-    /// Sends a prepared request; the answer's body if its status says success.
-    pub async fn send(&self, prepared: &Prepared) -> Option<Bytes> {
+    /// Sends a prepared request and reads the answer's body.
+    ///
+    /// # Errors
+    /// A service that cannot be reached or does not say success.
+    pub async fn send(&self, prepared: &Prepared) -> Result<Bytes> {
         let request = match &prepared.body {
             Some(body) => self
                 .http
@@ -58,11 +61,7 @@ impl Target {
                 .body(body.clone()),
             None => self.http.get(&prepared.url),
         };
-        let answer = request.send().await.ok()?;
-        if !answer.status().is_success() {
-            return None;
-        }
-        answer.bytes().await.ok()
+        successful(&prepared.url, request).await
     }
 
     /// Posts `body` and reads the answer.
@@ -82,14 +81,19 @@ impl Target {
     }
 
     async fn read<T: DeserializeOwned>(&self, route: &str, request: reqwest::RequestBuilder) -> Result<T> {
-        let reach = || format!("cannot reach {}{route}", self.base);
-        let answer = request.send().await.with_context(reach)?;
-        let status = answer.status();
-        let body = answer.bytes().await.with_context(reach)?;
-        if !status.is_success() {
-            let problem: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-            bail!("{route} answered {status}: {}", problem["detail"].as_str().unwrap_or("no detail"));
-        }
+        let body = successful(&format!("{}{route}", self.base), request).await?;
         serde_json::from_slice(&body).with_context(|| format!("{route} answered something unexpected"))
     }
+}
+
+async fn successful(url: &str, request: reqwest::RequestBuilder) -> Result<Bytes> {
+    let reach = || format!("cannot reach {url}");
+    let answer = request.send().await.with_context(reach)?;
+    let status = answer.status();
+    let body = answer.bytes().await.with_context(reach)?;
+    if !status.is_success() {
+        let problem: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        bail!("{url} answered {status}: {}", problem["detail"].as_str().unwrap_or("no detail"));
+    }
+    Ok(body)
 }

@@ -256,7 +256,7 @@ async fn ask_until_seen(service: Target, rank: u32, tokens: Vec<u32>, sent: Inst
     let body = json!({ "model_name": MODEL, "token_ids": tokens }).to_string().into_bytes();
     let query: Prepared = service.prepared("/query", Some(body));
     while sent.elapsed() < PATIENCE {
-        let Some(answer) = service.send(&query).await else { continue };
+        let Ok(answer) = service.send(&query).await else { continue };
         let came = sent.elapsed();
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return None };
         let of = |rank: &&Rank<'_>| rank.dp_rank == key.dp_rank.0 && rank.worker_id == key.worker.as_str();
