@@ -420,7 +420,11 @@ impl Stage {
         let service = Target::new(&base, usize::from(args.connections))?;
         let mut stage = Self { serving, client, publishing, running, service, fleet: None, loads: None };
         if args.event_to_visible || args.what != What::Health {
-            stage.add_fleet(args)?;
+            if let Err(error) = stage.add_fleet(args) {
+                // What was declared at a running service must not stay there.
+                let _ = stage.close();
+                return Err(error);
+            }
         }
         Ok(stage)
     }
@@ -428,13 +432,13 @@ impl Stage {
     /// Ranks that are declared, listened to and full.
     fn add_fleet(&mut self, args: &Args) -> Result<()> {
         let Self { client, publishing, service, .. } = self;
-        let mut fleet = publishing.block_on(Fleet::bind(args.traffic()?, &args.publish_host))?;
+        let bound = publishing.block_on(Fleet::bind(args.traffic()?, &args.publish_host))?;
+        let fleet = self.fleet.insert(bound);
         client.block_on(fleet.register(service))?;
         publishing.block_on(fleet.fill())?;
         client.block_on(fleet.settled(service))?;
         client.block_on(fleet.report_loads(service))?;
         self.loads = Some(client.spawn(keep_reporting(service.clone(), fleet.load_reports())));
-        self.fleet = Some(fleet);
         Ok(())
     }
 
