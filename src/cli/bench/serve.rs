@@ -159,7 +159,7 @@ const PROMPTS: usize = 512;
 const MAX_PROMPT_BYTES: usize = 64 << 20;
 
 /// Blocks watched for per second by a reader in this process.
-const WATCHED: f64 = 1_000.0;
+const WATCHED: f64 = 500.0;
 
 impl Args {
     /// Measures and reports.
@@ -419,12 +419,11 @@ impl Stage {
         };
         let service = Target::new(&base, usize::from(args.connections))?;
         let mut stage = Self { serving, client, publishing, running, service, fleet: None, loads: None };
-        if args.event_to_visible || args.what != What::Health {
-            if let Err(error) = stage.add_fleet(args) {
-                // What was declared at a running service must not stay there.
-                let _ = stage.close();
-                return Err(error);
-            }
+        let needs_fleet = args.event_to_visible || args.what != What::Health;
+        if needs_fleet && let Err(error) = stage.add_fleet(args) {
+            // What was declared at a running service must not stay there.
+            let _ = stage.close();
+            return Err(error);
         }
         Ok(stage)
     }
