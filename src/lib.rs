@@ -35,6 +35,7 @@
 //! - `telemetry` (feature `io`): asks engines for their load, one task per base URL.
 //! - `service` (feature `io`): the same over HTTP, with metrics.
 //! - [`capture`]: recorded streams through the same door, and the check against the engines' truth.
+//! - `lab` (feature `io`): what the benches share: schedules, the search for the highest rate, plots.
 //! - [`ids`], [`block`], [`trust`]: the vocabulary of all of them.
 //!
 //! # What is not in here
@@ -62,6 +63,8 @@ pub mod index;
 pub mod indexer;
 #[cfg(feature = "io")]
 pub mod ingest;
+#[cfg(feature = "io")]
+pub mod lab;
 pub mod load;
 pub mod pump;
 pub mod routing;

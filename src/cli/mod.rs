@@ -3,6 +3,7 @@
 //! Every command is a module with its arguments (`Args`) and what it does (`Args::run`); adding one is a
 //! module, a variant of [`Command`] and a line in each of its matches.
 
+mod bench;
 mod capture;
 mod config;
 mod demo;
@@ -40,6 +41,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     #[allow(missing_docs)]
+    Bench(Box<bench::Args>),
+    #[allow(missing_docs)]
     Capture(Box<capture::Args>),
     #[allow(missing_docs)]
     Demo(Box<demo::Args>),
@@ -56,6 +59,7 @@ impl Command {
     /// Wrong usage or unreadable input, in words for the person at the terminal.
     pub fn run(self) -> Result<Verdict> {
         match self {
+            Self::Bench(args) => args.run(),
             Self::Capture(args) => args.run(),
             Self::Demo(args) => args.run(),
             Self::Replay(args) => args.run(),
@@ -67,7 +71,7 @@ impl Command {
     /// is for what went wrong.
     pub fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Capture(_) | Self::Demo(_) | Self::Replay(_) => LevelFilter::WARN,
+            Self::Bench(_) | Self::Capture(_) | Self::Demo(_) | Self::Replay(_) => LevelFilter::WARN,
             Self::Serve(_) => LevelFilter::INFO,
         }
     }

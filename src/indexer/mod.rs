@@ -5,6 +5,7 @@
 //! here: the driver passes the moment and carries out the actions.
 
 mod content;
+mod deadlines;
 mod stream;
 mod view;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use self::deadlines::Deadlines;
 use self::stream::{Buffers, Stream};
 pub use self::view::{
     ContentCounters, FleetView, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
@@ -194,6 +196,7 @@ pub struct Indexer {
     pools: BTreeMap<PoolKey, Pool>,
     streams: HashMap<SourceId, Stream>,
     sources: BTreeMap<RankKey, SourceId>,
+    deadlines: Deadlines,
     next_source: u64,
     buffers: Buffers,
     view: View,
@@ -215,6 +218,7 @@ impl Indexer {
             pools: BTreeMap::new(),
             streams: HashMap::new(),
             sources: BTreeMap::new(),
+            deadlines: Deadlines::default(),
             next_source: 0,
             buffers: Buffers::default(),
             view: view.clone(),
@@ -354,6 +358,7 @@ impl Indexer {
 
     fn drop_rank(&mut self, pool: &PoolKey, rank: &RankKey, actions: &mut Vec<Action>) {
         let Some(source) = self.sources.remove(rank) else { return };
+        self.deadlines.forget(source);
         if let Some(stream) = self.streams.remove(&source)
             && let Some(pool) = self.pools.get_mut(pool)
         {
@@ -386,6 +391,7 @@ impl Indexer {
         let status = Arc::new(RankStatus::new(trust));
         let sequencer = Sequencer::new(order, now);
         let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer);
+        self.deadlines.set(source, stream.sequencer.next_deadline());
         self.streams.insert(source, stream);
         self.sources.insert(plan.rank.clone(), source);
         self.view.loads().lock().declare(&plan.rank);
@@ -456,7 +462,7 @@ impl Indexer {
                 self.tick(now, actions);
                 continue;
             };
-            let Self { streams, pools, buffers, config, view, .. } = self;
+            let Self { streams, pools, buffers, config, view, deadlines, .. } = self;
             let Some(stream) = streams.get_mut(&source) else {
                 view.count_stray();
                 continue;
@@ -467,6 +473,7 @@ impl Indexer {
             let mut section = pool.index.write();
             let limits = &config.limits;
             stream.take_in(now, source, &input, limits, &mut section, buffers, actions);
+            deadlines.set(source, stream.sequencer.next_deadline());
             loop {
                 let same_pool = inputs.next_if(|input| {
                     input.source().and_then(|source| streams.get(&source)).is_some_and(|of| of.pool == key)
@@ -475,24 +482,25 @@ impl Indexer {
                 let Some(source) = input.source() else { break };
                 let Some(stream) = streams.get_mut(&source) else { break };
                 stream.take_in(now, source, &input, limits, &mut section, buffers, actions);
+                deadlines.set(source, stream.sequencer.next_deadline());
             }
         }
     }
 
-    /// When [`Input::Tick`] is due next, if nothing else happens.
+    /// When [`Input::Tick`] is due next, if nothing else happens. Asked for each message, so it costs no look at
+    /// the streams.
     pub fn next_deadline(&self) -> Option<Moment> {
-        self.streams.values().filter_map(|stream| stream.sequencer.next_deadline()).min()
+        self.deadlines.earliest()
     }
 
     fn tick(&mut self, now: Moment, actions: &mut Vec<Action>) {
-        let Self { streams, pools, buffers, config, .. } = self;
-        for (&source, stream) in streams {
-            if stream.sequencer.next_deadline().is_none_or(|at| at > now) {
-                continue;
-            }
+        let Self { streams, pools, buffers, config, deadlines, .. } = self;
+        for source in deadlines.due(now) {
+            let Some(stream) = streams.get_mut(&source) else { continue };
             let Some(pool) = pools.get_mut(&stream.pool) else { continue };
             let mut section = pool.index.write();
             stream.take_in(now, source, &Input::Tick, &config.limits, &mut section, buffers, actions);
+            deadlines.set(source, stream.sequencer.next_deadline());
         }
     }
 }

@@ -60,6 +60,11 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
             Err(error) => not_json(&error),
         });
     }
+    // To keep track of where in the body we are costs more per token than to read it. So a body is read without,
+    // and a second time with it once something is known to be wrong.
+    if let Ok(value) = serde_json::from_slice(bytes) {
+        return Ok(value);
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();

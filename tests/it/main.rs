@@ -1,5 +1,7 @@
 //! One integration binary, so that it links once.
 
+#[cfg(feature = "io")]
+mod bench_serve;
 mod capture_format;
 mod capture_reference;
 mod captures;
