@@ -12,15 +12,22 @@
 //!   return actions; every wait has a limit, and what ends a bench names the ranks and their values.
 //! - [`runner`], [`completions`]: how a rank runs a point: a time model, or an engine's HTTP endpoint.
 //! - [`engine`]: an envelope from what an engine says about itself.
-//! - [`socket`]: both state machines on ZMQ sockets, DEALER to ROUTER.
+//! - [`socket`]: both state machines on ZMQ sockets, DEALER to ROUTER; one rank alone needs none.
+//! - [`drill`]: faults on demand.
 //! - [`report`]: the results as JSON and as a page.
 //!
 //! # Limits
 //! The coordinator's port speaks plain ZMQ: no encryption, and no limit on what a peer may claim that a frame
 //! will hold. Bind it to loopback or to a private network.
 
+pub mod completions;
+pub mod drill;
+pub mod engine;
 pub mod envelope;
 pub mod grid;
 pub mod lockstep;
 pub mod measured;
 pub mod message;
+pub mod report;
+pub mod runner;
+pub mod socket;
