@@ -4,6 +4,7 @@
 //! a variant of [`What`] and a line in its match.
 
 mod index;
+mod ranks;
 mod serve;
 
 use anyhow::Result;
@@ -11,7 +12,7 @@ use clap::Subcommand;
 
 use super::Verdict;
 
-/// Measure: the service under load, events until they are visible, the index
+/// Measure: the service under load, events until they are visible, the index, the ranks of engines
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,6 +22,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum What {
     Index(Box<index::Args>),
+    Ranks(Box<ranks::Args>),
     Serve(Box<serve::Args>),
 }
 
@@ -32,6 +34,7 @@ impl Args {
     pub fn run(self) -> Result<Verdict> {
         match self.what {
             What::Index(args) => args.run(),
+            What::Ranks(args) => args.run(),
             What::Serve(args) => args.run(),
         }
     }

@@ -1,5 +1,7 @@
 //! One integration binary, so that it links once.
 
+#[cfg(feature = "io")]
+mod bench_ranks;
 mod capture_format;
 mod capture_reference;
 mod captures;

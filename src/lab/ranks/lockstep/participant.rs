@@ -168,6 +168,11 @@ impl Participant {
         (self.state != State::Ended).then(|| self.began + self.limit())
     }
 
+    /// The grid that this rank has made; `None` until it has everybody's envelope.
+    pub fn grid(&self) -> Option<&Grid> {
+        self.grid.as_ref()
+    }
+
     /// What this rank is doing, in words.
     pub fn doing(&self) -> String {
         let point = |index: u32| match (self.point(index), &self.grid) {

@@ -285,6 +285,21 @@ fn uneven_ranks_walk_one_grid() {
     }
 }
 
+/// B2: each rank makes its grid by itself, and all have the same bytes.
+#[test]
+fn b2_uneven_ranks_have_the_same_bytes() {
+    for of in [4, 8] {
+        let mut world = World::new(8, of, |rank| uneven(FULL, DpRank(rank), of), sound);
+        while world.steps.last() != Some(&Step::WarmUp) {
+            assert!(world.advance());
+        }
+        let grids: Vec<&[u8]> =
+            world.nodes.iter().map(|node| node.core.grid().unwrap().canonical()).collect();
+        assert_eq!(grids.len(), of as usize);
+        assert!(grids.iter().all(|bytes| *bytes == grids[0] && bytes.len() > 500));
+    }
+}
+
 /// B3: a point begins when the one before it has ended everywhere: no rank is ever two points from another.
 #[test]
 fn b3_no_rank_runs_ahead() {
