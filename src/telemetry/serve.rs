@@ -46,14 +46,14 @@ struct Source {
 }
 
 impl LoadsSource for Source {
-    fn get_loads(
+    async fn get_loads(
         &self,
         servicer: Servicer,
-        request: &GetLoadsRequest,
-        metadata: &MetadataMap,
+        request: GetLoadsRequest,
+        metadata: MetadataMap,
     ) -> Result<GetLoadsResponse, Status> {
         let fleet = self.view.fleet();
-        let pools = pools(&fleet, metadata)?;
+        let pools = pools(&fleet, &metadata)?;
         let wanted = request.dp_rank.map(|rank| wanted(&pools, rank)).transpose()?;
         let loads = self.loads(servicer, &pools, wanted);
         Ok(GetLoadsResponse {

@@ -171,9 +171,9 @@ pub trait LoadsSource: Clone + Send + Sync + 'static {
     fn get_loads(
         &self,
         servicer: Servicer,
-        request: &GetLoadsRequest,
-        metadata: &MetadataMap,
-    ) -> Result<GetLoadsResponse, Status>;
+        request: GetLoadsRequest,
+        metadata: MetadataMap,
+    ) -> impl Future<Output = Result<GetLoadsResponse, Status>> + Send;
 }
 
 /// Answers `GetLoads` of these servicers until `shutdown` completes.
@@ -211,10 +211,14 @@ impl<S: LoadsSource> UnaryService<Bytes> for Method<S> {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Status>> + Send>>;
 
     fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        let answer = GetLoadsRequest::decode(request.get_ref().clone())
-            .map_err(|_| Status::invalid_argument("the request is no GetLoadsRequest"))
-            .and_then(|asked| self.source.get_loads(self.servicer, &asked, request.metadata()));
-        Box::pin(std::future::ready(answer.map(|answer| Response::new(answer.encode_to_vec().into()))))
+        let Self { source, servicer } = self.clone();
+        Box::pin(async move {
+            let (metadata, _, body) = request.into_parts();
+            let asked = GetLoadsRequest::decode(body)
+                .map_err(|_| Status::invalid_argument("the request is no GetLoadsRequest"))?;
+            let answer = source.get_loads(servicer, asked, metadata).await?;
+            Ok(Response::new(answer.encode_to_vec().into()))
+        })
     }
 }
 
