@@ -64,6 +64,7 @@ pub mod indexer;
 #[cfg(feature = "io")]
 pub mod ingest;
 pub mod load;
+pub mod mock;
 pub mod pump;
 pub mod routing;
 #[cfg(feature = "io")]

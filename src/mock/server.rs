@@ -1,0 +1,1 @@
+//! Mock engines on real ports.
