@@ -21,6 +21,8 @@ mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
 #[cfg(feature = "io")]
+mod rank_aware;
+#[cfg(feature = "io")]
 mod recorder;
 mod restore;
 mod routing_properties;
