@@ -17,6 +17,8 @@ mod index_reference;
 mod interop;
 #[cfg(feature = "io")]
 mod live;
+#[cfg(feature = "io")]
+mod mock_server;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
