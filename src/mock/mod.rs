@@ -23,9 +23,11 @@ pub mod host;
 pub mod page;
 pub mod pool;
 pub mod request;
+mod sequence;
 #[cfg(feature = "io")]
 pub mod server;
 pub mod shape;
+mod step;
 pub mod timing;
 
 pub use config::{Encoding, EngineConfig, HashKind, HashSeed, Shape};
@@ -33,3 +35,6 @@ pub use engine::{Engine, LoadNow};
 pub use page::{HeldBlock, Truth};
 pub use request::{Completion, Failure, Generation, Output, Refusal, RequestId, Usage, VOCABULARY};
 pub use timing::Timing;
+
+#[cfg(test)]
+mod tests;
