@@ -456,7 +456,7 @@ impl Rank {
             Fault::LoseBatches(count) => self.to_lose = count,
             Fault::Stall(length) => {
                 self.silent_until = Some(now + length);
-                self.engine.stall(now, now + length);
+                self.engine.stall(now + length);
             }
             Fault::Wedge => {
                 self.silent_until = Some(Moment(u64::MAX));
