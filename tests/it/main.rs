@@ -17,6 +17,7 @@ mod index_reference;
 mod interop;
 #[cfg(feature = "io")]
 mod live;
+mod mock_truth;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
