@@ -238,7 +238,11 @@ impl World {
         LocalHasher::default().hash_prompt(Isolation::default(), prompt, pool.block_size, &mut locals);
         let mut scratch = Scratch::default();
         pool.index.overlap(&IndexQuery { locals: &locals, ..IndexQuery::default() }, &mut scratch);
-        for (engine, (_, rank)) in self.engines.iter().zip(pool.ranks()) {
+        for (at, (engine, (_, rank))) in self.engines.iter().zip(pool.ranks()).enumerate() {
+            // A new process that has not spoken yet cannot be told from the old one: there is no history to ask.
+            if self.sequence[at] == 0 {
+                continue;
+            }
             let found = scratch.overlap(rank.slot).map_or(0, |overlap| overlap.device);
             let usable = found.min((prompt.len() as u32 - 1) / block) * block;
             let (real, _) = engine.cached_tokens(prompt);
