@@ -7,6 +7,7 @@ mod capture;
 mod config;
 mod demo;
 mod inputs;
+mod mock;
 mod output;
 mod publish;
 mod recording;
@@ -44,6 +45,8 @@ pub enum Command {
     #[allow(missing_docs)]
     Demo(Box<demo::Args>),
     #[allow(missing_docs)]
+    Mock(Box<mock::Args>),
+    #[allow(missing_docs)]
     Replay(Box<replay::Args>),
     #[allow(missing_docs)]
     Serve(Box<serve::Args>),
@@ -58,6 +61,7 @@ impl Command {
         match self {
             Self::Capture(args) => args.run(),
             Self::Demo(args) => args.run(),
+            Self::Mock(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Serve(args) => args.run(),
         }
@@ -68,7 +72,7 @@ impl Command {
     pub fn log_level(&self) -> LevelFilter {
         match self {
             Self::Capture(_) | Self::Demo(_) | Self::Replay(_) => LevelFilter::WARN,
-            Self::Serve(_) => LevelFilter::INFO,
+            Self::Mock(_) | Self::Serve(_) => LevelFilter::INFO,
         }
     }
 }

@@ -20,6 +20,8 @@ enum Layer {
     Vocabulary,
     Island,
     Bridge,
+    /// What several shells stand on, since none imports another: sockets without a purpose of their own.
+    Wire,
     Shell,
     /// Puts the parts together, and may name them all.
     Top,
@@ -38,6 +40,7 @@ const PARTS: &[(&str, Layer)] = &[
     ("indexer", Layer::Bridge),
     ("pump", Layer::Bridge),
     ("routing", Layer::Bridge),
+    ("wire", Layer::Wire),
     ("ingest", Layer::Shell),
     ("capture", Layer::Shell),
     ("service", Layer::Shell),
@@ -238,7 +241,7 @@ const ABSENCES: &[Absence] = &[
     Absence {
         words: &["zeromq"],
         absent_from: &["service", "telemetry", "mock", "lab", "cli", "main", "lib"],
-        because: "only `ingest` knows the socket library",
+        because: "only `ingest` and `wire` know the socket library",
     },
     Absence {
         words: &[
@@ -476,6 +479,8 @@ fn wrong_imports_are_seen() {
     check(rule, "pump.rs", "use crate::ingest::Ingest;", &[1]);
     check(rule, "service/mod.rs", "use crate::ingest::Ingest;\nuse crate::routing::Router;", &[1]);
     check(rule, "service/mod.rs", "use crate::cli::Args;", &[1]);
+    check(rule, "mock/server.rs", "use crate::wire::publisher::Publisher;\nuse crate::ingest::Ingest;", &[2]);
+    check(rule, "wire/publisher.rs", "use crate::ids::EventSeq;\nuse crate::ingest::Ingest;", &[2]);
     check(rule, "cli/serve.rs", "use crate::service::Service;\nuse crate::ingest::Ingest;", &[]);
     check(rule, "main.rs", "use rankwise::cli;", &[]);
     check(rule, "kitchen.rs", "", &[0]);

@@ -1,1 +1,0 @@
-//! Mock engines on real ports.
