@@ -355,7 +355,8 @@ mod tests {
             removed(&[2, 1], "GPU"), removed(&[2], "CPU_PINNED"),
         ]);
         assert_eq!(map, json!([1.5, events, 3]));
-        assert!(name.iter().any(|name| name.as_i64().is_some_and(|name| name < 0)), "signed: {name:?}");
+        let naming = Naming::new(&config(Shape::Sglang, Encoding::Map), 0, 0);
+        assert_eq!(naming.wire(u64::MAX), WireHash::Signed(-1));
         let (array, _) = batch(&config(Shape::Sglang, Encoding::Array), story);
         let first =
             json!(["BlockStored", [name[0], name[1], name[2]], null, [1, 2, 3, 4, 5, 6], 2, null, "GPU"]);

@@ -195,16 +195,18 @@ fn the_answer_is_cached_too_but_for_its_last_token() {
     }
 }
 
+/// Two full blocks: the second request recomputes the last one, because of its last token.
 #[test]
 fn vllm_announces_each_copy_and_sglang_each_content() {
-    for (config, copies) in [(vllm(), 2), (sglang(), 1)] {
+    for (config, copies) in [(vllm(), [1, 2]), (sglang(), [1, 1])] {
         let mut bench = Bench::new(config);
-        bench.submit(&prompt(1, 40), 1);
-        bench.submit(&prompt(1, 40), 1);
+        bench.submit(&prompt(1, 32), 1);
+        bench.submit(&prompt(1, 32), 1);
         bench.run();
-        let truth = bench.engine.truth();
-        assert_eq!(truth.device.iter().map(|block| block.copies).collect::<Vec<_>>(), [copies; 2]);
-        assert_eq!(truth.device.len(), 2);
+        let mut held: Vec<_> =
+            bench.engine.truth().device.iter().map(|block| (block.depth, block.copies)).collect();
+        held.sort_unstable();
+        assert_eq!(held, [(0, copies[0]), (1, copies[1])]);
     }
 }
 
@@ -554,11 +556,14 @@ fn try_submit(
     let id = RequestId(bench.next);
     bench.next += 1;
     let idle = bench.engine.load().running + bench.engine.load().waiting == 0;
+    // vLLM's shape copies to the host tier when the next step begins, so what the tier has is not known yet.
+    let settled =
+        idle && (bench.engine.config().shape == Shape::Sglang || bench.engine.config().host_blocks == 0);
     let (_, spared) = bench.engine.cached_tokens(&prompt);
     prompts.insert(id, prompt.clone());
     let taken = bench.engine.submit(bench.now, Generation { id, prompt, max_tokens });
     // Admitted at once, a request is spared exactly what the caches held of it.
-    if taken.is_ok() && idle && bench.now.as_micros() % 2 == 0 {
+    if taken.is_ok() && settled && bench.now.as_micros() % 2 == 0 {
         bench.run();
         assert_eq!(bench.usage(id).unwrap().cached_tokens, spared);
     }

@@ -19,6 +19,7 @@ mod interop;
 mod live;
 #[cfg(feature = "io")]
 mod mock_server;
+mod mock_truth;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
