@@ -486,7 +486,7 @@ fn the_program_benches_in_every_way() {
         assert_eq!(point["ranks"].as_array().unwrap().len(), 8);
     }
 
-    let spawned = results(&run(&["--ranks", "8", "--spawn", "--uneven", "--json"]));
+    let spawned = results(&run(&["--ranks", "8", "--spawn", "--uneven", "--computed", "--json"]));
     for same in ["common", "set_by", "grid"] {
         assert_eq!(spawned[same], threads[same]);
     }
@@ -494,7 +494,7 @@ fn the_program_benches_in_every_way() {
         spawned["envelopes"].as_array().unwrap().iter().map(|of| of["who"].as_str().unwrap()).collect();
     assert_eq!(pids.len(), 8);
 
-    let alone = results(&run(&["--json"]));
+    let alone = results(&run(&["--json", "--speed", "1000"]));
     assert_eq!((&alone["ranks"], &alone["common"]["kv_blocks"]), (&json!(1), &json!(4_096)));
 }
 
@@ -506,7 +506,7 @@ fn endpoint() -> String {
 
 fn by_hand(rank: u32, of: u32, coordinator: &str, more: &[&str]) -> Child {
     let (rank, of) = (rank.to_string(), of.to_string());
-    let args = ["--rank", &rank, "--of", &of, "--coordinator", coordinator, "--json"];
+    let args = ["--rank", &rank, "--of", &of, "--coordinator", coordinator, "--computed", "--json"];
     let mut command = rankwise(&[&args[..], more].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -531,7 +531,8 @@ fn ranks_started_by_hand() {
     let mut two = by_hand(2, 3, &coordinator, &["--drill", "2=hangs"]);
     let mut one = by_hand(1, 3, &coordinator, &[]);
     let mut zero = {
-        let mut command = rankwise(&["--rank", "0", "--of", "3", "--coordinator", &coordinator]);
+        let mut command =
+            rankwise(&["--rank", "0", "--of", "3", "--coordinator", &coordinator, "--computed"]);
         command.env("RUST_LOG", "rankwise=info").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut log = std::io::BufReader::new(zero.stderr.take().unwrap());
@@ -565,7 +566,8 @@ fn the_program_shows_each_drill() {
     ] {
         for more in [&[][..], &["--spawn"][..]] {
             let drill = format!("2={drill}");
-            let args = ["--ranks", "4", "--uneven", "--point-limit", "2", "--json", "--drill", &drill];
+            let args =
+                ["--ranks", "4", "--uneven", "--computed", "--point-limit", "2", "--json", "--drill", &drill];
             let output = run(&[&args[..], more].concat());
             assert_eq!(code(&output), 1, "{drill}: {}", stderr(&output));
             let value: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -19,9 +19,14 @@ mod index_reference;
 mod interop;
 #[cfg(feature = "io")]
 mod live;
+#[cfg(feature = "io")]
+mod mock_server;
+mod mock_truth;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
+#[cfg(feature = "io")]
+mod rank_aware;
 #[cfg(feature = "io")]
 mod recorder;
 mod restore;

@@ -98,7 +98,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   rankwise bench ranks --ranks 8 --uneven --html ranks.html
-      Eight ranks that can take different amounts, without any engine.
+      Eight ranks that can take different amounts, each with a mock engine of that size.
   rankwise bench ranks --ranks 4 --engine http://10.0.0.5:8000 --max-num-running-reqs 256 \\
           --max-num-scheduled-tokens 8192
       One vLLM with four data-parallel ranks: each rank of the bench is pinned to one of the engine's.
@@ -143,7 +143,7 @@ impl Args {
         {
             bail!("--rank {rank} is none of {of} ranks: they are counted from 0");
         }
-        let plan = Plan::new(&self.capacity, &self.engine, of)?;
+        let plan = Plan::new(&self.capacity, &self.engine, of, self.rank.is_some())?;
         let outcome = match self.rank {
             None if of == 1 => self.alone(&plan).await?,
             None if self.spawn => self.processes(&plan, of).await?,
@@ -159,7 +159,7 @@ impl Args {
         if rank.drill.is_some() {
             bail!("a rank alone has nobody to see its drill: use --ranks");
         }
-        let mut runner = rank.runner()?;
+        let mut runner = rank.runner().await?;
         let bar = bar();
         Ok(alone(rank.claim, self.limits(), &mut runner, |step| show(&bar, step)).await)
     }
@@ -216,7 +216,7 @@ impl Args {
     /// One rank, whose coordinator is elsewhere.
     async fn other(&self, plan: &Plan, rank: DpRank, of: u32) -> Result<Verdict> {
         let planned = plan.rank(rank).await?;
-        let mut runner = planned.runner()?;
+        let mut runner = planned.runner().await?;
         let claim = Claim { rank, of, ..planned.claim };
         let coordinator = self.coordinator.clone().unwrap_or_default();
         match take_part(&coordinator, claim, self.limits(), &mut runner, planned.drill).await {
@@ -240,7 +240,9 @@ impl Args {
         let planned = plan.rank(rank).await?;
         let endpoint = meeting.endpoint().replacen("//0.0.0.0:", "//127.0.0.1:", 1);
         let (claim, drill) = (planned.claim.clone(), planned.drill);
-        let make = move || planned.runner();
+        // On this runtime, so that a mock engine does not share the thread of whoever measures it.
+        let runner = planned.runner().await?;
+        let make = move || Ok::<_, std::convert::Infallible>(runner);
         spawn_rank(endpoint, claim, self.limits(), drill, make, ends.clone())
             .context("cannot start a thread for a rank")
     }

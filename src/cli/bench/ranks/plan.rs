@@ -5,12 +5,14 @@ use rankwise::ids::{DpRank, LocalRank};
 use rankwise::lab::ranks::completions::Completions;
 use rankwise::lab::ranks::drill::Drill;
 use rankwise::lab::ranks::engine::{self, Known};
-use rankwise::lab::ranks::envelope::{Field, Stated, uneven};
+use rankwise::lab::ranks::envelope::{Envelope, Field, Stated, uneven};
 use rankwise::lab::ranks::grid::Point;
 use rankwise::lab::ranks::lockstep::Claim;
 use rankwise::lab::ranks::measured::Measured;
 use rankwise::lab::ranks::runner::{PointRunner, TimeModel};
 use rankwise::load::{Transport, WorkerUrl};
+use rankwise::mock::server::{Fleet, FleetConfig};
+use rankwise::mock::{EngineConfig, Timing};
 
 /// What the ranks can take.
 #[derive(Debug, clap::Args)]
@@ -63,6 +65,22 @@ pub struct EngineArgs {
     /// The model to ask for; by default the first of /v1/models
     #[arg(long, value_name = "NAME", requires = "engine")]
     model: Option<String>,
+
+    /// How many times faster than its time model a mock engine runs. Without --engine each rank gets a mock engine
+    /// of its own, in its process and over real HTTP, whose limits are the rank's envelope
+    #[arg(long, value_name = "FACTOR", default_value_t = 50.0, value_parser = speed, conflicts_with = "engine")]
+    speed: f64,
+
+    /// Compute the latencies by a time model instead of running anything: shows the grid in no time
+    #[arg(long, conflicts_with_all = ["engine", "speed"])]
+    computed: bool,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(speed) if speed.is_finite() && speed > 0.0 => Ok(speed),
+        _ => Err("a number above 0 is wanted, such as 1, 0.5 or 10".to_owned()),
+    }
 }
 
 /// `3:kv_blocks=100,max_model_len=2048`
@@ -107,14 +125,19 @@ pub struct Plan {
     drills: Vec<(DpRank, Drill)>,
     engines: Vec<WorkerUrl>,
     model: Option<String>,
+    /// Whether one engine for all means that each rank has one of its ranks: not for a rank that was started
+    /// by hand, whose engine may be its own.
+    pinned: bool,
+    /// `None` computes.
+    speed: Option<f64>,
 }
 
 impl Plan {
-    /// The plan of `of` ranks.
+    /// The plan of `of` ranks, or of one of them that was started by hand.
     ///
     /// # Errors
     /// Ranks that do not exist, engines that do not fit the ranks, URLs that cannot be used.
-    pub fn new(capacity: &CapacityArgs, engine: &EngineArgs, of: u32) -> Result<Self> {
+    pub fn new(capacity: &CapacityArgs, engine: &EngineArgs, of: u32, by_hand: bool) -> Result<Self> {
         let mut given = Known::default();
         let numbers = [
             capacity.max_model_len,
@@ -144,6 +167,9 @@ impl Plan {
                 Ok(parsed)
             })
             .collect::<Result<_>>()?;
+        if by_hand && engines.len() > 1 {
+            bail!("{} engines for one rank", engines.len());
+        }
         if engines.len() > 1 && engines.len() != of as usize {
             bail!("{} engines for {of} ranks: give one for all of them, or one for each", engines.len());
         }
@@ -155,14 +181,17 @@ impl Plan {
             drills: capacity.drill.clone(),
             engines,
             model: engine.model.clone(),
+            pinned: of > 1 && !by_hand,
+            speed: (!engine.computed).then_some(engine.speed),
         })
     }
 
     /// What the points run on, in words.
     pub fn runs_on(&self) -> String {
-        match self.engines.as_slice() {
-            [] => "a time model: computed, not measured".to_owned(),
-            engines => engines.iter().map(shown).collect::<Vec<_>>().join(", "),
+        match (self.engines.as_slice(), self.speed) {
+            ([], None) => "a time model: computed, not measured".to_owned(),
+            ([], Some(speed)) => format!("mock engines, {speed} times faster than their time model"),
+            (engines, _) => engines.iter().map(shown).collect::<Vec<_>>().join(", "),
         }
     }
 
@@ -175,14 +204,14 @@ impl Plan {
         let own = own.fold(Known::default(), |known, (_, more)| more.or(known));
         let engine = match self.engines.as_slice() {
             [] => None,
-            [one] => Some((one, one.rank().map(|rank| rank.0).or((self.of > 1).then_some(rank.0)))),
+            [one] => Some((one, one.rank().map(|rank| rank.0).or(self.pinned.then_some(rank.0)))),
             each => each.get(rank.0 as usize).map(|one| (one, one.rank().map(|rank| rank.0))),
         };
         let (known, target) = match engine {
             None => {
                 let whole = self.given.or(known(DEFAULT)).whole()?;
                 let stated = if self.uneven { uneven(whole, rank, self.of) } else { whole };
-                (own.or(known(stated)), Target::Model)
+                (own.or(known(stated)), self.speed.map_or(Target::Computed, |speed| Target::Mock { speed }))
             }
             Some((url, pin)) => {
                 let pin = pin.map(LocalRank);
@@ -234,22 +263,30 @@ pub struct Planned {
 
 #[derive(Clone, Debug)]
 enum Target {
-    Model,
+    Computed,
+    Mock { speed: f64 },
     Engine { base: String, pin: Option<LocalRank>, model: String },
 }
 
 impl Planned {
-    /// What runs its points.
+    /// What runs its points; a mock engine is started on the present runtime.
     ///
     /// # Errors
-    /// When the system gives no HTTP client.
-    pub fn runner(&self) -> Result<Runner> {
+    /// Ports that cannot be bound, or when the system gives no HTTP client.
+    pub async fn runner(&self) -> Result<Runner> {
+        // Ranks may share an engine, and their prompts must not share a prefix.
+        let seed = u64::from(self.claim.rank.0) << 32 | u64::from(std::process::id());
         match &self.target {
-            Target::Model => Ok(Runner::Model(TimeModel::new(self.claim.envelope.check()?))),
+            Target::Computed => Ok(Runner::Computed(TimeModel::new(self.claim.envelope.check()?))),
+            Target::Mock { speed } => {
+                let fleet = mock(&self.claim.envelope.check()?, *speed).await?;
+                let worker = fleet.workers().first().context("the mock engine has no address")?;
+                let completions = Completions::new(&worker.url, &worker.model, None, seed)?;
+                Ok(Runner::Engine { completions: Box::new(completions), _mock: Some(fleet) })
+            }
             Target::Engine { base, pin, model } => {
-                // Ranks may share an engine, and their prompts must not share a prefix.
-                let seed = u64::from(self.claim.rank.0) << 32 | u64::from(std::process::id());
-                Ok(Runner::Engine(Box::new(Completions::new(base, model, *pin, seed)?)))
+                let completions = Box::new(Completions::new(base, model, *pin, seed)?);
+                Ok(Runner::Engine { completions, _mock: None })
             }
         }
     }
@@ -279,13 +316,32 @@ impl Planned {
     }
 }
 
+/// A mock engine of one rank whose limits are `envelope`.
+async fn mock(envelope: &Envelope, speed: f64) -> Result<Fleet> {
+    let engine = EngineConfig {
+        block_size: envelope.block_size(),
+        blocks: envelope.kv_blocks(),
+        max_running: envelope.max_num_running_reqs(),
+        max_batched_tokens: envelope.max_num_scheduled_tokens(),
+        max_model_len: envelope.max_model_len(),
+        timing: Timing { speed, ..Timing::default() },
+        ..EngineConfig::default()
+    };
+    let config = FleetConfig { engine, workers: 1, ranks: 1, ..FleetConfig::default() };
+    Fleet::start(config).await.context("cannot start a mock engine")
+}
+
 /// Whatever runs points.
-#[derive(Debug)]
 pub enum Runner {
     /// Nothing: the figures are computed.
-    Model(TimeModel),
+    Computed(TimeModel),
     /// An engine.
-    Engine(Box<Completions>),
+    Engine {
+        /// Its client.
+        completions: Box<Completions>,
+        /// The engine, where it is ours: it runs as long as this.
+        _mock: Option<Fleet>,
+    },
 }
 
 impl PointRunner for Runner {
@@ -293,15 +349,19 @@ impl PointRunner for Runner {
 
     async fn warm_up(&mut self, point: &Point) -> Result<(), String> {
         match self {
-            Self::Model(model) => model.warm_up(point).await.map_err(|error| error.to_string()),
-            Self::Engine(engine) => engine.warm_up(point).await.map_err(|error| error.to_string()),
+            Self::Computed(model) => model.warm_up(point).await.map_err(|error| error.to_string()),
+            Self::Engine { completions, .. } => {
+                completions.warm_up(point).await.map_err(|error| error.to_string())
+            }
         }
     }
 
     async fn run(&mut self, point: &Point) -> Result<Measured, String> {
         match self {
-            Self::Model(model) => model.run(point).await.map_err(|error| error.to_string()),
-            Self::Engine(engine) => engine.run(point).await.map_err(|error| error.to_string()),
+            Self::Computed(model) => model.run(point).await.map_err(|error| error.to_string()),
+            Self::Engine { completions, .. } => {
+                completions.run(point).await.map_err(|error| error.to_string())
+            }
         }
     }
 }
