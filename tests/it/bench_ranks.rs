@@ -51,7 +51,7 @@ const LONG: Limits =
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = Runtime::new().unwrap();
-    let result = runtime.block_on(timeout(PATIENCE, future)).expect("it does not end");
+    let result = runtime.block_on(async { timeout(PATIENCE, future).await }).expect("it does not end");
     runtime.shutdown_background();
     result
 }
@@ -226,7 +226,7 @@ fn b3_one_number_claimed_twice_is_named() {
 }
 
 /// B3: whatever else comes to the port is counted and does no harm: other protocols, other versions, nonsense,
-/// an HTTP request, and a rank too many.
+/// an HTTP request, a connection that stays mute.
 #[test]
 fn b3_strangers_do_no_harm() {
     let outcome = block_on(async {
@@ -234,9 +234,13 @@ fn b3_strangers_do_no_harm() {
         let endpoint = bench.meeting.endpoint().to_owned();
         let strangers = tokio::spawn(async move {
             let address = endpoint.strip_prefix("tcp://").unwrap().to_owned();
+            // It connects and never says a word, as a health check does.
+            let mute = TcpStream::connect(&address).unwrap();
             let http = tokio::task::spawn_blocking(move || {
                 let mut stream = TcpStream::connect(address).unwrap();
-                stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+                // Longer than a greeting, so that it is seen to be none.
+                let request = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100));
+                stream.write_all(request.as_bytes()).unwrap();
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 // Whatever it is answered, the connection ends.
                 let _ = stream.read_to_end(&mut Vec::new());
@@ -262,7 +266,9 @@ fn b3_strangers_do_no_harm() {
             // Only now does the last rank come.
             let claim = claim(3, 4, uneven(FULL, DpRank(3), 4));
             let mut runner = TimeModel::new(claim.envelope.check().unwrap());
-            take_part(&endpoint, claim, LONG, &mut runner, None).await
+            let ended = take_part(&endpoint, claim, LONG, &mut runner, None).await;
+            drop(mute);
+            ended
         });
         let outcome = bench.run().await.unwrap();
         assert_eq!(strangers.await.unwrap(), Ok(()));
@@ -291,7 +297,9 @@ fn b3_a_rank_without_a_coordinator_ends() {
     assert!(matches!(broken, Broken::CoordinatorGone { rank: DpRank(1), .. }), "{broken}");
     let broken = alone("nonsense".to_owned());
     assert!(
-        broken.to_string().starts_with("rank 1: the coordinator is gone while joining: nonsense: "),
+        broken
+            .to_string()
+            .starts_with("rank 1: the coordinator is gone while joining: \"nonsense\" is neither "),
         "{broken}"
     );
     // One that speaks the protocol and has nothing to say.

@@ -238,7 +238,7 @@ impl Args {
         ends: &mpsc::UnboundedSender<RankEnded>,
     ) -> Result<()> {
         let planned = plan.rank(rank).await?;
-        let endpoint = meeting.endpoint().replacen("//0.0.0.0:", "//127.0.0.1:", 1);
+        let endpoint = meeting.endpoint().to_owned();
         let (claim, drill) = (planned.claim.clone(), planned.drill);
         // On this runtime, so that a mock engine does not share the thread of whoever measures it.
         let runner = planned.runner().await?;

@@ -14,8 +14,8 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, sleep_until, timeout};
 use zeromq::{
-    DealerSocket, Endpoint, RouterSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend,
-    ZmqError, ZmqMessage,
+    DealerSocket, RouterSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, ZmqError,
+    ZmqMessage,
 };
 
 use super::drill::{Drill, Twisted};
@@ -27,6 +27,7 @@ use super::measured::Measured;
 use super::message::{self, FromRank, Limits, ToRank, Unreadable};
 use super::runner::PointRunner;
 use crate::ids::{DpRank, Moment};
+use crate::wire::endpoint::{BadEndpoint, Target};
 
 /// How long the last messages may take to be read before a socket is dropped; dropping one loses its queue.
 const LINGER: Duration = Duration::from_secs(1);
@@ -42,12 +43,18 @@ const HANG: Duration = Duration::from_secs(600);
 
 /// The coordinator's port cannot be bound.
 #[derive(Debug, Error)]
-#[error("cannot bind {endpoint}: {source}")]
-pub struct CannotBind {
-    /// What was to be bound.
-    endpoint: String,
-    /// The library's reason.
-    source: ZmqError,
+pub enum CannotBind {
+    /// The endpoint's text is wrong.
+    #[error("cannot bind the coordinator: {0}")]
+    Endpoint(#[from] BadEndpoint),
+    /// The system refuses.
+    #[error("cannot bind {endpoint}: {source}")]
+    Refused {
+        /// What was to be bound.
+        endpoint: String,
+        /// The library's reason.
+        source: ZmqError,
+    },
 }
 
 /// A rank whose thread or process has ended.
@@ -74,11 +81,10 @@ impl Meeting {
     pub async fn bind(endpoint: &str) -> Result<Self, CannotBind> {
         let mut socket = RouterSocket::new();
         let monitor = socket.monitor();
-        // The library would look up a host of that name.
-        let wanted = endpoint.replacen("tcp://*:", "tcp://0.0.0.0:", 1);
-        match socket.bind(&wanted).await {
+        let endpoint = Target::to_bind(endpoint)?.to_string();
+        match socket.bind(&endpoint).await {
             Ok(bound) => Ok(Self { socket, monitor, endpoint: bound.to_string() }),
-            Err(source) => Err(CannotBind { endpoint: endpoint.to_owned(), source }),
+            Err(source) => Err(CannotBind::Refused { endpoint, source }),
         }
     }
 
@@ -203,7 +209,7 @@ pub async fn take_part<R: PointRunner>(
     let mut line = match Line::dial(coordinator, limits.join).await {
         Ok(line) => line,
         Err(how) => {
-            let (doing, how) = (core.doing(), format!("{coordinator}: {how}"));
+            let (doing, how) = (core.doing(), how);
             return Err(Broken::CoordinatorGone { rank, doing, how });
         }
     };
@@ -318,10 +324,7 @@ enum Heard {
 impl Line {
     /// Connects within `limit`, by as many attempts as it takes: the coordinator may be started last.
     async fn dial(coordinator: &str, limit: Duration) -> Result<Self, String> {
-        let endpoint = coordinator.replacen("tcp://*:", "tcp://127.0.0.1:", 1);
-        if let Err(error) = endpoint.parse::<Endpoint>() {
-            return Err(error.to_string());
-        }
+        let endpoint = Target::to_dial(coordinator).map_err(|error| error.to_string())?.to_string();
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -332,8 +335,10 @@ impl Line {
             // The library's own limit does not cover looking a name up.
             match timeout(ATTEMPT.min(left), socket.connect(&endpoint)).await {
                 Ok(Ok(())) => return Ok(Self { socket, monitor }),
-                Ok(Err(error)) if left.is_zero() => return Err(error.to_string()),
-                Err(_) if left.is_zero() => return Err(format!("nobody answered within {limit:?}")),
+                Ok(Err(error)) if left.is_zero() => return Err(format!("{endpoint}: {error}")),
+                Err(_) if left.is_zero() => {
+                    return Err(format!("{endpoint}: nobody answered within {limit:?}"));
+                }
                 Ok(Err(_)) | Err(_) => sleep(PAUSE.min(left)).await,
             }
         }

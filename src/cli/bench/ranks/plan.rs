@@ -59,7 +59,7 @@ pub struct CapacityArgs {
 pub struct EngineArgs {
     /// An OpenAI-compatible engine: one for all ranks, each pinned to the engine's rank of its number, or one
     /// per rank in their order; with @R behind it, that rank of it
-    #[arg(long, value_name = "URL[@R]", id = "engine")]
+    #[arg(long = "engine", value_name = "URL[@R]", id = "engine")]
     engines: Vec<String>,
 
     /// The model to ask for; by default the first of /v1/models
@@ -68,7 +68,7 @@ pub struct EngineArgs {
 
     /// How many times faster than its time model a mock engine runs. Without --engine each rank gets a mock engine
     /// of its own, in its process and over real HTTP, whose limits are the rank's envelope
-    #[arg(long, value_name = "FACTOR", default_value_t = 50.0, value_parser = speed, conflicts_with = "engine")]
+    #[arg(long, value_name = "FACTOR", default_value_t = 10.0, value_parser = speed, conflicts_with = "engine")]
     speed: f64,
 
     /// Compute the latencies by a time model instead of running anything: shows the grid in no time
