@@ -555,7 +555,8 @@ fn ranks_started_by_hand() {
     assert_eq!(zero.wait().unwrap().code(), Some(1));
     assert!(rest.contains("rankwise: rank 1 (pid ") && rest.contains("its connection has ended"), "{rest}");
     two.kill().unwrap();
-    (one.wait().unwrap(), two.wait().unwrap());
+    one.wait().unwrap();
+    two.wait().unwrap();
 }
 
 /// B1, B2, B3: each drill's error on the program itself: exit code 1, the rank and the values.
