@@ -71,6 +71,9 @@ struct World {
     work: Duration,
 }
 
+/// How each rank ended; `None` for those that are dead or hang.
+type RankEnds = Vec<Option<Result<(), Broken>>>;
+
 fn peer(nth: usize) -> PeerId {
     PeerId(Bytes::from(format!("peer {nth}")))
 }
@@ -229,7 +232,7 @@ impl World {
     }
 
     /// To the end, which must come: for the coordinator and for every rank that is still there.
-    fn run(mut self) -> (Option<Result<Outcome, Broken>>, Vec<Option<Result<(), Broken>>>, Duration) {
+    fn run(mut self) -> (Option<Result<Outcome, Broken>>, RankEnds, Duration) {
         for _ in 0..100_000 {
             if !self.advance() {
                 for (nth, node) in self.nodes.iter().enumerate() {
@@ -243,7 +246,7 @@ impl World {
         panic!("it does not end");
     }
 
-    fn broken(self) -> (Broken, Vec<Option<Result<(), Broken>>>, Duration) {
+    fn broken(self) -> (Broken, RankEnds, Duration) {
         let (ended, ranks, time) = self.run();
         (ended.unwrap().unwrap_err(), ranks, time)
     }
