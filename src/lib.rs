@@ -34,14 +34,16 @@
 //! - [`routing`]: a request against all three, and the choice with its reason.
 //! - `telemetry` (feature `io`): asks engines for their load, one task per base URL.
 //! - `service` (feature `io`): the same over HTTP, with metrics.
+//! - `wire` (feature `io`): endpoints, publishers and messages that more than one of these speaks.
 //! - [`capture`]: recorded streams through the same door, and the check against the engines' truth.
-//! - `lab` (feature `io`): what the benches share: schedules, the search for the highest rate, plots.
+//! - `lab` (feature `io`): what the benches share: schedules, the search for the highest rate, plots; and the
+//!   bench that ranks run together, with sockets of its own.
 //! - [`ids`], [`block`], [`trust`]: the vocabulary of all of them.
 //!
 //! # What is not in here
 //!
 //! - `events`, `index`, `fleet` and `load` do not know each other; [`indexer`] and [`routing`] join them.
-//! - None of these modules but `ingest`, `telemetry` and `service` opens a socket or reads a clock, none but [`pump`]
+//! - None of these modules but `ingest`, `telemetry`, `service`, `mock`, `wire` and `lab` opens a socket or reads a clock, none but [`pump`]
 //!   starts a thread, and none holds global state; elsewhere time is an argument. Without the default feature `io` the crate builds without
 //!   tokio and without zeromq.
 //! - Inner types are not serialisable. What crosses a boundary has its own shape there, so that the inside
@@ -66,6 +68,7 @@ pub mod ingest;
 #[cfg(feature = "io")]
 pub mod lab;
 pub mod load;
+pub mod mock;
 pub mod pump;
 pub mod routing;
 #[cfg(feature = "io")]
@@ -73,6 +76,8 @@ pub mod service;
 #[cfg(feature = "io")]
 pub mod telemetry;
 pub mod trust;
+#[cfg(feature = "io")]
+pub mod wire;
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

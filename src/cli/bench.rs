@@ -8,6 +8,7 @@ mod figures;
 mod fleet;
 mod index;
 mod load;
+mod ranks;
 mod serve;
 mod serve_report;
 mod target;
@@ -18,7 +19,7 @@ use clap::Subcommand;
 
 use super::Verdict;
 
-/// Measure: the service under load, events until they are visible, the index
+/// Measure: the service under load, events until they are visible, the index, the ranks of engines
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -28,6 +29,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum What {
     Index(Box<index::Args>),
+    Ranks(Box<ranks::Args>),
     Serve(Box<serve::Args>),
 }
 
@@ -39,6 +41,7 @@ impl Args {
     pub fn run(self) -> Result<Verdict> {
         match self.what {
             What::Index(args) => args.run(),
+            What::Ranks(args) => args.run(),
             What::Serve(args) => args.run(),
         }
     }

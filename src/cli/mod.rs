@@ -8,6 +8,7 @@ mod capture;
 mod config;
 mod demo;
 mod inputs;
+mod mock;
 mod output;
 mod publish;
 mod recording;
@@ -47,6 +48,8 @@ pub enum Command {
     #[allow(missing_docs)]
     Demo(Box<demo::Args>),
     #[allow(missing_docs)]
+    Mock(Box<mock::Args>),
+    #[allow(missing_docs)]
     Replay(Box<replay::Args>),
     #[allow(missing_docs)]
     Serve(Box<serve::Args>),
@@ -62,6 +65,7 @@ impl Command {
             Self::Bench(args) => args.run(),
             Self::Capture(args) => args.run(),
             Self::Demo(args) => args.run(),
+            Self::Mock(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Serve(args) => args.run(),
         }
@@ -72,7 +76,7 @@ impl Command {
     pub fn log_level(&self) -> LevelFilter {
         match self {
             Self::Bench(_) | Self::Capture(_) | Self::Demo(_) | Self::Replay(_) => LevelFilter::WARN,
-            Self::Serve(_) => LevelFilter::INFO,
+            Self::Mock(_) | Self::Serve(_) => LevelFilter::INFO,
         }
     }
 }

@@ -155,7 +155,7 @@ fn speed(text: &str) -> Result<f64, String> {
 }
 
 /// Seconds as an argument: not negative, at most some 30 years.
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn seconds(text: &str) -> Result<Duration, String> {
     const MAX: f64 = 1e9;
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=MAX).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),

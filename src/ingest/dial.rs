@@ -8,7 +8,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 use zeromq::{Socket, SocketOptions, ZmqError};
 
-use super::endpoint::Target;
+use crate::wire::endpoint::Target;
 
 /// Limits of one attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::endpoint::BadEndpoint;
 use super::subscriber::{SubscriberConfig, SubscriberHandle, spawn_subscriber};
 use super::{Closed, Sink, StreamEvent};
 use crate::events::frame::parse_live;
@@ -22,6 +21,7 @@ use crate::ids::{Moment, RankKey, SourceId, WorkerId};
 use crate::indexer::View;
 use crate::load::stat::LOAD_STAT_TOPIC;
 use crate::load::{LoadReport, LoadStat, LoadStatError};
+use crate::wire::endpoint::BadEndpoint;
 
 /// Where decoded load messages go. Called on the socket's task: it must not wait.
 pub trait LoadStatSink: Clone + Send + Sync + 'static {

@@ -1,7 +1,7 @@
 //! The ZMQ shell: one supervised subscriber task per rank, a fresh connection per request for history, load
-//! sockets, and a publisher of our own for replaying captures.
+//! sockets; and, from [`wire`](crate::wire), a publisher of our own for replaying captures.
 //!
-//! The only part that names `zeromq`. It knows nothing of batches, order or trust: it moves frames, says when
+//! With `wire` the only part that names `zeromq`. It knows nothing of batches, order or trust: it moves frames, says when
 //! connections come and go, and leaves every decision to the indexing core behind [`Sink`].
 //!
 //! # What to know about `zeromq` 0.7
@@ -12,11 +12,9 @@
 mod backoff;
 mod dial;
 mod driver;
-mod endpoint;
 mod frames;
 mod load_stat;
 mod node;
-mod publisher;
 mod replay;
 mod subscriber;
 
@@ -25,18 +23,18 @@ use std::future::Future;
 pub use backoff::{Backoff, BackoffConfig};
 pub use dial::DialConfig;
 pub use driver::{Clock, DriverConfig, DriverParts, LiveSurroundings, PumpSink, drive, prepare};
-pub use endpoint::{BadEndpoint, Target};
 pub use load_stat::{
     LoadStatBinding, LoadStatConfig, LoadStatCounts, LoadStatFeed, LoadStatSink, LoadTableSink,
     spawn_load_stat,
 };
 pub use node::{Node, NodeConfig, NodeControl};
-pub use publisher::{PublishError, Publisher, PublisherConfig, ReplayFraming};
 pub use replay::{ReplayConfig, ReplayHandle, spawn_replay};
 pub use subscriber::{SubscriberConfig, SubscriberHandle, SubscriberStats, spawn_subscriber};
 
 use crate::ids::SourceId;
 pub use crate::pump::{ReplayFailure, StreamEvent};
+pub use crate::wire::endpoint::{BadEndpoint, Target};
+pub use crate::wire::publisher::{PublishError, Publisher, PublisherConfig, ReplayFraming};
 
 /// The receiver is gone; the task that delivers ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

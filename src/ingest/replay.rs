@@ -17,11 +17,11 @@ use tokio::time::{Instant, timeout};
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
 use super::dial::{DialConfig, DialError, dial};
-use super::endpoint::{BadEndpoint, Target};
 use super::frames::copy_frames;
 use super::{Closed, ReplayFailure, Sink, StreamEvent};
 use crate::events::order::ReplayId;
 use crate::ids::{EventSeq, SourceId};
+use crate::wire::endpoint::{BadEndpoint, Target};
 
 /// Limits of requests for history. Clones share the places of `slots`.
 #[derive(Clone, Debug)]

@@ -26,10 +26,10 @@ use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqError, ZmqMessage, Z
 
 use super::backoff::{Backoff, BackoffConfig};
 use super::dial::{DialConfig, DialError, dial};
-use super::endpoint::{BadEndpoint, Target};
 use super::frames::copy_frames;
 use super::{Closed, Sink, StreamEvent};
 use crate::ids::SourceId;
+use crate::wire::endpoint::{BadEndpoint, Target};
 
 /// How a subscriber treats its connection.
 #[derive(Clone, Debug)]

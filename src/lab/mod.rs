@@ -1,4 +1,5 @@
-//! The latency lab: what the benches share that has no socket and reads no clock.
+//! The latency lab: what the benches share that has no socket and reads no clock, and, in [`ranks`], the bench
+//! that ranks run together.
 //!
 //! `rankwise bench` measures; this part says when a request is due, which rate to try next, what traffic
 //! looks like, and how the figures are shown. Everything here takes moments and numbers and returns values, so
@@ -9,6 +10,7 @@
 
 pub mod hdr;
 pub mod plot;
+pub mod ranks;
 pub mod report;
 pub mod schedule;
 pub mod search;

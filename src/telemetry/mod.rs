@@ -5,12 +5,12 @@
 //! unknown, and nothing else changes. What to ask next and whose part of an answer is whose is decided by
 //! [`load`](crate::load); this part moves bytes.
 //!
-//! - [`wire`]: the messages of `GetLoads` and its codec; `loads.proto` beside it shows them as a service.
 //! - [`exposition`]: load in Prometheus' text format.
 //! - [`fetch`]: one question and what came of it.
 //! - [`feed`]: the tasks.
 //! - [`serve`]: the same question, asked of us.
 //!
+//! The messages of `GetLoads` are in [`wire`](crate::wire::get_loads), since engines of our own speak them too.
 //! LoadStat messages come over ZMQ and so by `ingest`.
 //!
 //! # Limits
@@ -20,7 +20,7 @@ pub mod exposition;
 pub mod feed;
 pub mod fetch;
 pub mod serve;
-pub mod wire;
 
+pub use crate::wire::get_loads as wire;
 pub use feed::{Binding, FeedConfig, FeedStatus, Feeds};
 pub use fetch::{FetchConfig, Fetcher};

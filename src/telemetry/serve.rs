@@ -4,22 +4,16 @@
 //! `INVALID_ARGUMENT`, a managed rank without a report has no entry, and nothing is made up.
 
 use std::collections::BTreeMap;
-use std::future::{Future, Ready, ready};
+use std::future::Future;
 use std::sync::Arc;
 
-use axum::extract::Request as HttpRequest;
-use axum::routing::post;
 use bytes::Bytes;
-use prost::Message;
 use tokio::net::TcpListener;
+use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tonic::server::{Grpc, UnaryService};
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
 
 use super::wire::{
-    BytesCodec, GetLoadsRequest, GetLoadsResponse, SchedulerLoad, Servicer, SglangQueued, VllmQueued,
+    self, GetLoadsRequest, GetLoadsResponse, LoadsSource, SchedulerLoad, Servicer, entry_bytes,
 };
 use crate::ids::Moment;
 use crate::indexer::{FleetView, PoolView, View};
@@ -42,19 +36,7 @@ pub async fn serve_loads(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), tonic::transport::Error> {
     let source = Source { view, now: Arc::new(now) };
-    let routes =
-        [Servicer::Vllm, Servicer::Sglang].into_iter().fold(axum::Router::new(), |routes, servicer| {
-            let method = Method { source: source.clone(), servicer };
-            let answer = move |request: HttpRequest| {
-                let method = method.clone();
-                async move { Grpc::new(BytesCodec).unary(method, request).await }
-            };
-            routes.route(servicer.path(), post(answer))
-        });
-    Server::builder()
-        .add_routes(routes.into())
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown)
-        .await
+    wire::serve(listener, &[Servicer::Vllm, Servicer::Sglang], source, shutdown).await
 }
 
 #[derive(Clone)]
@@ -63,47 +45,36 @@ struct Source {
     now: Arc<dyn Fn() -> Moment + Send + Sync>,
 }
 
-#[derive(Clone)]
-struct Method {
-    source: Source,
-    servicer: Servicer,
-}
-
-impl UnaryService<Bytes> for Method {
-    type Response = Bytes;
-    type Future = Ready<Result<Response<Bytes>, Status>>;
-
-    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
-        ready(self.answer(&request).map(Response::new))
-    }
-}
-
-impl Method {
-    fn answer(&self, request: &Request<Bytes>) -> Result<Bytes, Status> {
-        let asked = GetLoadsRequest::decode(request.get_ref().clone())
-            .map_err(|_| Status::invalid_argument("the request is no GetLoadsRequest"))?;
-        let fleet = self.source.view.fleet();
-        let pools = pools(&fleet, request.metadata())?;
-        let wanted = asked.dp_rank.map(|rank| wanted(&pools, rank)).transpose()?;
-        let loads = self.loads(&pools, wanted);
-        let answer = GetLoadsResponse {
+impl LoadsSource for Source {
+    async fn get_loads(
+        &self,
+        servicer: Servicer,
+        request: GetLoadsRequest,
+        metadata: MetadataMap,
+    ) -> Result<GetLoadsResponse, Status> {
+        let fleet = self.view.fleet();
+        let pools = pools(&fleet, &metadata)?;
+        let wanted = request.dp_rank.map(|rank| wanted(&pools, rank)).transpose()?;
+        let loads = self.loads(servicer, &pools, wanted);
+        Ok(GetLoadsResponse {
             timestamp: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             // At most as many as a process can have sockets.
             dp_rank_count: i32::try_from(loads.len()).unwrap_or(i32::MAX),
             loads,
-        };
-        Ok(answer.encode_to_vec().into())
+        })
     }
+}
 
-    fn loads(&self, pools: &[&Arc<PoolView>], wanted: Option<u32>) -> Vec<Bytes> {
-        let now = (self.source.now)();
-        let table = self.source.view.loads().lock();
+impl Source {
+    fn loads(&self, servicer: Servicer, pools: &[&Arc<PoolView>], wanted: Option<u32>) -> Vec<Bytes> {
+        let now = (self.now)();
+        let table = self.view.loads().lock();
         let ranks = pools.iter().flat_map(|pool| pool.ranks()).map(|(_, rank)| &rank.plan.rank);
         let asked = ranks.filter(|rank| wanted.is_none_or(|wanted| rank.dp_rank.0 == wanted));
         let fresh = asked.filter_map(|rank| {
             let (load, _) = table.fresh(now, rank)?;
-            Some((rank.dp_rank.0, encode(rank.dp_rank.0, load, self.servicer)))
+            Some((rank.dp_rank.0, encode(rank.dp_rank.0, load, servicer)))
         });
         // By rank, as engines list them.
         fresh.collect::<BTreeMap<_, _>>().into_values().collect()
@@ -149,12 +120,5 @@ fn encode(dp_rank: u32, load: &RankLoad, servicer: Servicer) -> Bytes {
         max_total_num_tokens: number(load.max_total_num_tokens),
         token_usage: load.token_usage,
     };
-    let mut bytes = message.encode_to_vec();
-    let queued_uncached_tokens = number(load.queued_uncached_tokens);
-    // Fields of one message may follow each other in any order.
-    bytes.extend(match servicer {
-        Servicer::Vllm => VllmQueued { queued_uncached_tokens }.encode_to_vec(),
-        Servicer::Sglang => SglangQueued { queued_uncached_tokens }.encode_to_vec(),
-    });
-    bytes.into()
+    entry_bytes(servicer, &message, number(load.queued_uncached_tokens))
 }

@@ -1,6 +1,8 @@
 //! One integration binary, so that it links once.
 
 #[cfg(feature = "io")]
+mod bench_ranks;
+#[cfg(feature = "io")]
 mod bench_serve;
 mod capture_format;
 mod capture_reference;
@@ -20,9 +22,14 @@ mod index_stress;
 mod interop;
 #[cfg(feature = "io")]
 mod live;
+#[cfg(feature = "io")]
+mod mock_server;
+mod mock_truth;
 mod order_sim;
 #[cfg(feature = "io")]
 mod peer;
+#[cfg(feature = "io")]
+mod rank_aware;
 #[cfg(feature = "io")]
 mod recorder;
 mod restore;

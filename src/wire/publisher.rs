@@ -1,4 +1,4 @@
-//! A publisher of our own: the engine's side of the wire, for replaying captures and for tests.
+//! A publisher of our own: the engine's side of the wire, for replaying captures, mock engines and tests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,6 +21,10 @@ use crate::ids::EventSeq;
 
 /// Messages between [`Publisher::publish`] and the socket. Few: the socket's own buffers do the smoothing.
 const QUEUE: usize = 64;
+
+/// How long one message of a replay answer waits for its reader. A reader that has not read for so long gets no
+/// more of it, and the next one is served.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which frames the answers to a replay request have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -180,6 +184,11 @@ impl Publisher {
         self.history.insert(seq, payload);
     }
 
+    /// Forgets what a replay could give, as an engine that starts anew has nothing to give.
+    pub fn forget(&self) {
+        self.history.clear();
+    }
+
     /// Subscriptions received since it was bound. One that came counts on after its subscriber has gone.
     pub fn subscriptions(&self) -> usize {
         *self.subscriptions.borrow()
@@ -249,6 +258,10 @@ impl History {
         while batches.len() > self.limit {
             batches.pop_first();
         }
+    }
+
+    fn clear(&self) {
+        self.batches.lock().clear();
     }
 
     fn from(&self, start: EventSeq) -> Vec<(EventSeq, Bytes)> {
@@ -397,11 +410,13 @@ impl Answers {
             return;
         }
         for (seq, payload) in self.history.from(number(start)) {
-            if socket.send(self.frames(identity, seq, payload)).await.is_err() {
+            let sending = socket.send(self.frames(identity, seq, payload));
+            if !matches!(timeout(REPLAY_PATIENCE, sending).await, Ok(Ok(()))) {
                 return;
             }
         }
-        let _ = socket.send(self.frames(identity, EventSeq::END_MARK, Bytes::new())).await;
+        let end = socket.send(self.frames(identity, EventSeq::END_MARK, Bytes::new()));
+        let _ = timeout(REPLAY_PATIENCE, end).await;
     }
 
     fn frames(&self, identity: &Bytes, seq: EventSeq, payload: Bytes) -> ZmqMessage {

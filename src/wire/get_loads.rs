@@ -1,9 +1,20 @@
 //! The messages of `GetLoads`, by hand and by number: `loads.proto` shows them. No build script, no compiler.
+//! And a server for them, whatever they are answered from.
 
+use std::future::Future;
+use std::pin::Pin;
+
+use axum::extract::Request as HttpRequest;
+use axum::routing::post;
 use bytes::{Buf, BufMut, Bytes};
 use prost::Message;
-use tonic::Status;
+use tokio::net::TcpListener;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::metadata::MetadataMap;
+use tonic::server::{Grpc, UnaryService};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
 
 use crate::load::answer::MAX_ENTRIES;
 use crate::load::{LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, TryAgain};
@@ -138,6 +149,77 @@ fn entry(servicer: Servicer, body: Bytes) -> LoadEntry {
 
 fn number(sent: Option<i64>) -> RawNumber {
     sent.map(|count| count as f64).into()
+}
+
+/// One entry of an answer, as `servicer` writes it.
+pub fn entry_bytes(servicer: Servicer, load: &SchedulerLoad, queued_uncached_tokens: Option<i64>) -> Bytes {
+    let mut bytes = load.encode_to_vec();
+    // Fields of one message may follow each other in any order.
+    bytes.extend(match servicer {
+        Servicer::Vllm => VllmQueued { queued_uncached_tokens }.encode_to_vec(),
+        Servicer::Sglang => SglangQueued { queued_uncached_tokens }.encode_to_vec(),
+    });
+    bytes.into()
+}
+
+/// What `GetLoads` is answered from.
+pub trait LoadsSource: Clone + Send + Sync + 'static {
+    /// The answer to `request` as `servicer` gives it.
+    ///
+    /// # Errors
+    /// The status that the caller gets instead.
+    fn get_loads(
+        &self,
+        servicer: Servicer,
+        request: GetLoadsRequest,
+        metadata: MetadataMap,
+    ) -> impl Future<Output = Result<GetLoadsResponse, Status>> + Send;
+}
+
+/// Answers `GetLoads` of these servicers until `shutdown` completes.
+///
+/// # Errors
+/// Those of accepting connections.
+pub async fn serve(
+    listener: TcpListener,
+    servicers: &[Servicer],
+    source: impl LoadsSource,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), tonic::transport::Error> {
+    let routes = servicers.iter().fold(axum::Router::new(), |routes, &servicer| {
+        let method = Method { source: source.clone(), servicer };
+        let answer = move |request: HttpRequest| {
+            let method = method.clone();
+            async move { Grpc::new(BytesCodec).unary(method, request).await }
+        };
+        routes.route(servicer.path(), post(answer))
+    });
+    Server::builder()
+        .add_routes(routes.into())
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown)
+        .await
+}
+
+#[derive(Clone)]
+struct Method<S> {
+    source: S,
+    servicer: Servicer,
+}
+
+impl<S: LoadsSource> UnaryService<Bytes> for Method<S> {
+    type Response = Bytes;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<Bytes>) -> Self::Future {
+        let Self { source, servicer } = self.clone();
+        Box::pin(async move {
+            let (metadata, _, body) = request.into_parts();
+            let asked = GetLoadsRequest::decode(body)
+                .map_err(|_| Status::invalid_argument("the request is no GetLoadsRequest"))?;
+            let answer = source.get_loads(servicer, asked, metadata).await?;
+            Ok(Response::new(answer.encode_to_vec().into()))
+        })
+    }
 }
 
 /// Carries messages as bytes, so that what cannot be read is told from what did not arrive.
