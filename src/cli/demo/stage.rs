@@ -150,8 +150,9 @@ fn rank_view<'p>(pool: &'p Arc<PoolView>, rank: &RankKey) -> Option<&'p RankView
     pool.ranks().map(|(_, view)| view).find(|view| view.plan.rank == *rank)
 }
 
-/// Engines of which each holds some ten conversations, a third of what the traffic keeps open on a few ranks: what
-/// is sent anywhere is soon nowhere.
+/// Engines that hold some ten conversations each, a quarter of those that the default traffic keeps open: a
+/// conversation that goes everywhere is soon nowhere. Prefill is slow against decoding, as with long prompts and
+/// short answers, so that the time to the first token shows what was cached.
 fn fleet_config(config: &StageConfig<'_>) -> FleetConfig {
     let engine = EngineConfig {
         blocks: 512,
@@ -160,7 +161,7 @@ fn fleet_config(config: &StageConfig<'_>) -> FleetConfig {
         hash_seed: HashSeed::PerProcess(config.seed),
         timing: Timing {
             prefill_tokens_per_second: 4_000.0,
-            decode_step: Duration::from_millis(10),
+            decode_step: Duration::from_millis(6),
             step_overhead: Duration::from_millis(1),
             speed: 1.0,
         },

@@ -55,8 +55,8 @@ impl Traffic {
             let mut turns = Vec::new();
             for _ in 0..rng.random_range(4..9) {
                 let said = rng.random_range(48..160);
-                turns.push(Turn { at, words: words(&mut rng, said), answer: rng.random_range(12..48) });
-                at += Duration::from_millis(rng.random_range(500..1_500));
+                turns.push(Turn { at, words: words(&mut rng, said), answer: rng.random_range(8..32) });
+                at += Duration::from_millis(rng.random_range(400..1_200));
                 if at > length {
                     break;
                 }
