@@ -135,6 +135,8 @@ fn may_import(from: (&str, Layer), to: (&str, Layer)) -> bool {
         (Layer::Vocabulary, to) => to == Layer::Vocabulary,
         // Whoever fills the index and whoever asks it both stand on the indexer.
         (Layer::Bridge, Layer::Bridge) => to.0 == "indexer",
+        // Engines that knew what is compared with them would prove it by itself.
+        _ if from.0 == "mock" && matches!(to.0, "index" | "indexer" | "pump" | "routing") => false,
         (from, to) => to < from,
     }
 }
@@ -480,6 +482,7 @@ fn wrong_imports_are_seen() {
     check(rule, "service/mod.rs", "use crate::ingest::Ingest;\nuse crate::routing::Router;", &[1]);
     check(rule, "service/mod.rs", "use crate::cli::Args;", &[1]);
     check(rule, "mock/server.rs", "use crate::wire::publisher::Publisher;\nuse crate::ingest::Ingest;", &[2]);
+    check(rule, "mock/engine.rs", "use crate::index::Reader;\nuse crate::events::Limits;", &[1]);
     check(rule, "wire/publisher.rs", "use crate::ids::EventSeq;\nuse crate::ingest::Ingest;", &[2]);
     check(rule, "cli/serve.rs", "use crate::service::Service;\nuse crate::ingest::Ingest;", &[]);
     check(rule, "main.rs", "use rankwise::cli;", &[]);
