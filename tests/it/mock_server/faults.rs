@@ -128,6 +128,8 @@ async fn a_subscriber_that_does_not_read_holds_nobody_up() {
     drop(idle);
     watched.generate(0, &prompt(2), 1).await;
     watched.index_equals_truth().await;
+    let stream = watched.report(0).stream;
+    assert!(stream.gaps > 0 && stream.lost_batches == 0, "it was never held up: {stream:?}");
 }
 
 /// What nobody waits for is not computed.
