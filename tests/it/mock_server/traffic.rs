@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::watched::Watched;
 
 /// How many times faster than real time.
-const SPEED: f64 = 60.0;
+const SPEED: f64 = 150.0;
 
 /// Conversations that go on at once on each rank.
 const TALKS: u32 = 3;
