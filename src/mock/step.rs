@@ -113,27 +113,25 @@ impl Engine {
     /// Admits waiting requests in their order, until one does not fit.
     fn plan_waiting(&mut self, at: Moment, plan: &mut Plan) {
         while plan.budget > 0 && self.running.len() < self.config.max_running as usize {
-            let Some(sequence) = self.waiting.pop_front() else { return };
-            if sequence.arrived > at {
-                self.waiting.push_front(sequence);
-                return;
-            }
-            match self.admit(sequence, plan.budget) {
-                Ok((sequence, tokens)) => {
-                    self.running.push(sequence);
-                    self.compute(self.running.len() - 1, tokens, plan);
+            match self.waiting.pop_front() {
+                Some(mut sequence) if sequence.arrived <= at => {
+                    match self.admit(&mut sequence, plan.budget) {
+                        Some(tokens) => {
+                            self.running.push(sequence);
+                            self.compute(self.running.len() - 1, tokens, plan);
+                        }
+                        None => return self.waiting.push_front(sequence),
+                    }
                 }
-                Err(sequence) => {
-                    self.waiting.push_front(sequence);
-                    return;
-                }
+                Some(sequence) => return self.waiting.push_front(sequence),
+                None => return,
             }
         }
     }
 
     /// Gives a waiting request what the caches have of it and blocks for as many further tokens as the step
-    /// has room for; gives it back if there are not enough.
-    fn admit(&mut self, mut sequence: Sequence, budget: usize) -> Result<(Sequence, usize), Sequence> {
+    /// has room for, and says for how many; `None`, and nothing has changed, if there are not enough blocks.
+    fn admit(&mut self, sequence: &mut Sequence, budget: usize) -> Option<usize> {
         let block_size = self.config.block_size;
         sequence.name_pages(self.naming, block_size);
         let limit = sequence.hit_limit(block_size);
@@ -144,12 +142,12 @@ impl Engine {
         let tokens = (sequence.tokens.len() - computed).min(budget);
         let fresh = (computed + tokens).div_ceil(block_size.as_usize()) - on_device;
         if fresh > self.pool.available() - self.pool.free_among(&hits) {
-            return Err(sequence);
+            return None;
         }
         self.pool.hold(&hits);
         sequence.blocks = hits;
-        let Some(fresh) = self.take(fresh) else { return Err(sequence) };
-        sequence.blocks.extend(fresh);
+        // There are enough, as was just counted.
+        sequence.blocks.extend(self.take(fresh).unwrap_or_default());
         let loaded = on_device..found;
         self.host.wanted(&sequence.pages[loaded.clone()]);
         self.cache(&sequence.blocks[loaded.clone()], &sequence.pages[loaded]);
@@ -160,7 +158,7 @@ impl Engine {
             self.counts.prefix_queries += sequence.tokens.len() as u64;
             self.counts.prefix_hits += computed as u64;
         }
-        Ok((sequence, tokens))
+        Some(tokens)
     }
 
     /// Puts tokens of a running request, for which it has blocks, into the step.

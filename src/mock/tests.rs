@@ -563,7 +563,7 @@ fn try_submit(
     prompts.insert(id, prompt.clone());
     let taken = bench.engine.submit(bench.now, Generation { id, prompt, max_tokens });
     // Admitted at once, a request is spared exactly what the caches held of it.
-    if taken.is_ok() && settled && bench.now.as_micros() % 2 == 0 {
+    if taken.is_ok() && settled && bench.now.as_micros().is_multiple_of(2) {
         bench.run();
         assert_eq!(bench.usage(id).unwrap().cached_tokens, spared);
     }

@@ -47,8 +47,9 @@ impl Timing {
         if self.speed > 0.0 {
             micros /= self.speed;
         }
-        // `max` of a number and not-a-number is the number, so the cast is always in range.
-        Duration::from_micros(micros.max(1.0).min(LONGEST) as u64)
+        // What is no number is not below the longest either.
+        let micros = if micros < LONGEST { micros.max(1.0) } else { LONGEST };
+        Duration::from_micros(micros as u64)
     }
 }
 

@@ -13,9 +13,9 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataMap;
 use tonic::server::{Grpc, UnaryService};
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
+use super::listener::Limited;
 use crate::load::answer::MAX_ENTRIES;
 use crate::load::{LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, TryAgain};
 
@@ -176,6 +176,9 @@ pub trait LoadsSource: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<GetLoadsResponse, Status>> + Send;
 }
 
+/// Connections that stand at once. A router has one, and a handful of people look.
+const MAX_CONNECTIONS: usize = 256;
+
 /// Answers `GetLoads` of these servicers until `shutdown` completes.
 ///
 /// # Errors
@@ -196,7 +199,7 @@ pub async fn serve(
     });
     Server::builder()
         .add_routes(routes.into())
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown)
+        .serve_with_incoming_shutdown(Limited::new(listener, MAX_CONNECTIONS).incoming(), shutdown)
         .await
 }
 

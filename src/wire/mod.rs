@@ -6,9 +6,11 @@
 //!
 //! - [`endpoint`]: endpoint texts.
 //! - [`publisher`]: the engine's side of the event and replay ports.
+//! - [`listener`]: connections, and how many of them.
 //! - [`get_loads`]: the messages of `GetLoads`, its codec and a server for it; `loads.proto` beside it shows them
 //!   as a service.
 
 pub mod endpoint;
 pub mod get_loads;
+pub mod listener;
 pub mod publisher;

@@ -452,11 +452,38 @@ fn answers(capture: &Path, rank: DpRank) -> Vec<(EventSeq, Bytes)> {
         .collect()
 }
 
-/// R1, I1, S2: the demo runs without any set-up, on real ports through the whole service, and every answer
+/// S1, S2: without any set-up, mock engines, the service and traffic run over real ports; the KV-aware policy is
+/// measured by the engines' answers, beside two others on the same traffic.
+#[test]
+fn the_demo_compares_policies_by_what_engines_answer() {
+    let output = run(["demo", "--once", "--json", "--seconds", "3"]);
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+    let shown = json(&output);
+    let policy = |name: &str| {
+        let figures = &shown[name];
+        let number = |field: &str| figures[field].as_f64().unwrap();
+        assert_eq!(number("failed"), 0.0, "{shown}");
+        assert!(number("ttft_p50") > 0.0 && number("ttft_p50") <= number("ttft_p99"), "{shown}");
+        let picks = figures["picks"].as_object().unwrap();
+        assert_eq!(picks.len(), 8, "{shown}");
+        let sum: u64 = picks.values().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!(sum as f64, number("requests"), "{shown}");
+        (number("hit_rate"), number("requests"), number("prompt_tokens"))
+    };
+    let (aware, requests, tokens) = policy("kv_aware");
+    for other in ["round_robin", "least_load"] {
+        let (hit_rate, of, prompt_tokens) = policy(other);
+        assert_eq!((of, prompt_tokens), (requests, tokens), "the same traffic: {shown}");
+        assert!(hit_rate < aware, "{shown}");
+    }
+    assert!(aware < 1.0 && requests > 30.0, "{shown}");
+}
+
+/// R1, I1, S2: captured streams of real engines run on real ports through the whole service, and every answer
 /// equals the engines' own look-up.
 #[test]
-fn the_demo_agrees_with_the_engines() {
-    let output = run(["demo", "--once", "--json"]);
+fn the_demo_of_captures_agrees_with_the_engines() {
+    let output = run(["demo", "--captures", "--once", "--json"]);
     assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
     let shown = json(&output);
     assert_eq!(shown["ok"], true);

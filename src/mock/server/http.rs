@@ -21,6 +21,7 @@ use super::{FleetConfig, WorkerAddress, debug, generate, loads};
 use crate::ids::DpRank;
 use crate::mock::config::{EngineConfig, Shape};
 use crate::mock::request::Refusal;
+use crate::wire::listener::Limited;
 
 /// Largest body: half a million token ids, several times the longest context.
 const MAX_BODY: usize = 4 << 20;
@@ -28,6 +29,9 @@ const MAX_BODY: usize = 4 << 20;
 /// Requests that are answered at once by one worker; one more is refused. Above what engines let run and wait by
 /// default, so that the engine's own refusal is the one that is seen.
 const MAX_IN_FLIGHT: usize = 8_192;
+
+/// Connections that stand at once on a worker, more of them wait. Streams that nobody reads hold no more than these.
+const MAX_CONNECTIONS: usize = 8_192;
 
 /// What a worker's routes share. Cloning costs one reference count.
 #[derive(Clone)]
@@ -93,6 +97,7 @@ pub(super) async fn serve(listener: TcpListener, state: WorkerState, mut stopped
         // A fleet that is gone is stopped.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
+    let listener = Limited::new(listener, MAX_CONNECTIONS);
     if let Err(error) = axum::serve(listener, app(state)).with_graceful_shutdown(shutdown).await {
         tracing::error!(%error, "a mock worker no longer answers HTTP");
     }

@@ -11,7 +11,8 @@
 //!
 //! # What to know
 //! Everything is open to whoever reaches the ports, faults included: they bind to loopback unless told otherwise.
-//! Bodies, requests in flight and waiting requests are bounded; connections are not, as with the service.
+//! Bodies, connections of HTTP and gRPC, requests in flight and waiting requests are bounded; connections to the
+//! ZMQ ports are not, since the library does not count them.
 
 mod debug;
 mod generate;

@@ -6,6 +6,7 @@ use rankwise::mock::Shape;
 use rankwise::mock::server::{BrokenOff, FalseLoad, Fault, FleetConfig};
 use rankwise::trust::{MayErr, Trust};
 use serde_json::json;
+use zeromq::{Socket, SubSocket};
 
 use super::watched::{Watched, fast};
 use crate::rank_aware::site::{Loads, Site};
@@ -108,6 +109,29 @@ async fn a_wedged_rank_says_nothing_and_answers_later() {
     watched.index_equals_truth().await;
 }
 
+/// E7: a subscriber that does not read holds up neither the engine nor, once it is gone, anybody's view.
+#[tokio::test]
+async fn a_subscriber_that_does_not_read_holds_nobody_up() {
+    let mut engine = fast(Shape::Vllm);
+    engine.timing.speed = 10_000.0;
+    let watched = Watched::start(FleetConfig { engine, ranks: 1, ..FleetConfig::default() }).await;
+    watched.generate(0, &prompt(1), 1).await;
+    watched.until_indexed().await;
+    let mut idle = SubSocket::new();
+    idle.subscribe("").await.unwrap();
+    idle.connect(&watched.fleet.workers()[0].ranks[0].events).await.unwrap();
+    // More than the system keeps for a connection; a batch that cannot be sent waits a second, and only the first.
+    for number in 0..2_000 {
+        let prompt: Vec<u32> = (0..2_000).map(|token| 1_000_000 + number * 2_000 + token).collect();
+        watched.generate(0, &prompt, 1).await;
+    }
+    drop(idle);
+    watched.generate(0, &prompt(2), 1).await;
+    watched.index_equals_truth().await;
+    let stream = watched.report(0).stream;
+    assert!(stream.gaps > 0 && stream.lost_batches == 0, "it was never held up: {stream:?}");
+}
+
 /// What nobody waits for is not computed.
 #[tokio::test]
 async fn an_answer_that_is_dropped_is_aborted() {
@@ -149,8 +173,11 @@ async fn the_service_reads_every_source_of_load() {
         ("sglang", Loads::Grpc),
         ("sglang", Loads::LoadStat),
     ] {
+        // An idle scheduler speaks once a second; who is asked answers at once.
+        let settings =
+            if loads == Loads::LoadStat { "[load]\nttl_ms = 2000" } else { "[load]\nttl_ms = 400" };
         let args = ["--shape", shape, "--dp-start-rank", "2"].map(ToOwned::to_owned).to_vec();
-        let site = Site::start(&[args], loads, "[load]\nttl_ms = 1500").await;
+        let site = Site::start(&[args], loads, settings).await;
         let known = async |rank: usize| {
             let (_, pools) = site.get(&format!("{}/loads", site.base)).await;
             let load = &pools[0]["loads"][rank];

@@ -1,11 +1,14 @@
 //! Sockets and HTTP, as clients see them.
 
 use bytes::Bytes;
+use prost::Message;
 use rankwise::events::order::ReplayId;
-use rankwise::ids::{EventSeq, SourceId};
+use rankwise::ids::{DpRank, EventSeq, SourceId};
 use rankwise::ingest::{ReplayConfig, SubscriberConfig, spawn_replay, spawn_subscriber};
 use rankwise::mock::Shape;
-use rankwise::mock::server::{Fleet, FleetConfig};
+use rankwise::mock::server::{Fault, Fleet, FleetConfig};
+use rankwise::telemetry::exposition;
+use rankwise::wire::get_loads::{BytesCodec, GetLoadsRequest, GetLoadsResponse, SchedulerLoad, Servicer};
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
@@ -76,7 +79,7 @@ async fn the_sockets_speak_what_our_own_read() {
         }
         for rank in ranks {
             let source = SourceId(rank.dp_rank.into());
-            let handle = mock.fleet.rank(0, rankwise::ids::DpRank(rank.dp_rank)).unwrap();
+            let handle = mock.fleet.rank(0, DpRank(rank.dp_rank)).unwrap();
             let next = handle.blocks().await.unwrap().next_seq.0;
             assert!(next >= 20, "{next} batches on rank {}", rank.dp_rank);
             until("the last batch is heard", || sink.live(source).last() == Some(&(next - 1))).await;
@@ -289,7 +292,7 @@ async fn workers_say_what_they_are() {
         let (_, info) = mock.get("/server_info").await;
         let port = workers[0].ranks[0].events.rsplit(':').next().unwrap();
         let base = &info["kv_events"]["endpoint_port_base"];
-        assert!(base.is_null() || base.to_string() == port, "{info}");
+        assert!(base.is_null() || base.as_u64() == port.parse().ok(), "{info}");
         assert_eq!(info["kv_events"]["dp_size"], 2);
         let (_, loads) = mock.get("/v1/loads").await;
         assert_eq!((&loads["dp_rank_count"], &loads["loads"][1]["dp_rank"]), (&json!(2), &json!(4)));
@@ -299,6 +302,67 @@ async fn workers_say_what_they_are() {
         let (_, blocks) = mock.get("/debug/blocks").await;
         assert_eq!(blocks.as_array().unwrap().iter().map(|of| &of["dp_rank"]).collect::<Vec<_>>(), [3, 4]);
         mock.fleet.shutdown().await;
+    }
+}
+
+/// L10: where nothing else is offered, our own reader finds each rank's load in the metrics.
+#[tokio::test]
+async fn our_own_reader_reads_the_metrics() {
+    for shape in [Shape::Vllm, Shape::Sglang] {
+        let config = FleetConfig { engine: fast(shape), dp_start_rank: 4, ..FleetConfig::default() };
+        let mock = Mock::start(config).await;
+        let answer = mock.fleet.ranks().next().unwrap().1.generate(tokens(0, 70), 2).await.unwrap();
+        answer.whole().await.unwrap();
+        let (status, text) = mock.get("/metrics").await;
+        assert_eq!(status, 200);
+        let answer = exposition::read(text.as_str().unwrap(), &(4..6).collect()).unwrap();
+        assert_eq!(answer.aggregate, None, "{shape:?}");
+        for (entry, rank) in answer.entries.iter().zip(4..) {
+            let load = entry.load.check().unwrap().0;
+            assert_eq!((entry.dp_rank, load.num_running_reqs), (Some(rank), Some(0)));
+            assert_eq!((load.num_waiting_reqs, load.token_usage), (Some(0), Some(0.0)));
+            assert_eq!(load.max_total_num_tokens, Some(2_048 * 16));
+        }
+        assert_eq!(answer.entries.len(), 2);
+        let queries = match shape {
+            Shape::Vllm => "vllm:prefix_cache_queries_total{model_name=\"mock\",engine=\"4\"} 70",
+            Shape::Sglang => "sglang_prompt_tokens_total{model_name=\"mock\",dp_rank=\"4\"} 70",
+        };
+        assert!(text.as_str().unwrap().contains(queries), "{text}");
+    }
+}
+
+/// L2, L3: over gRPC the filter works by presence; a rank that is not managed is an invalid argument, and one that
+/// says nothing is missing. The other engine's method is not there.
+#[tokio::test]
+async fn grpc_answers_by_rank() {
+    for (shape, own, other) in
+        [(Shape::Vllm, Servicer::Vllm, Servicer::Sglang), (Shape::Sglang, Servicer::Sglang, Servicer::Vllm)]
+    {
+        let mock = Mock::of(shape).await;
+        let endpoint = tonic::transport::Endpoint::from_shared(mock.fleet.workers()[0].grpc.clone()).unwrap();
+        let channel = endpoint.connect().await.unwrap();
+        let ask = async |servicer: Servicer, dp_rank: Option<i32>| {
+            let mut client = tonic::client::Grpc::new(channel.clone());
+            client.ready().await.unwrap();
+            let question = GetLoadsRequest { dp_rank, include: Vec::new() };
+            let request = tonic::Request::new(Bytes::from(question.encode_to_vec()));
+            let path = servicer.path().parse().unwrap();
+            let answer = client.unary(request, path, BytesCodec).await.map_err(|status| status.code())?;
+            let answer = GetLoadsResponse::decode(answer.into_inner()).unwrap();
+            let ranks =
+                answer.loads.iter().map(|load| SchedulerLoad::decode(&**load).unwrap().dp_rank.unwrap());
+            assert_eq!(answer.dp_rank_count as usize, answer.loads.len());
+            Ok::<Vec<i64>, tonic::Code>(ranks.collect())
+        };
+        assert_eq!(ask(own, None).await, Ok(vec![0, 1]));
+        assert_eq!(ask(own, Some(0)).await, Ok(vec![0]));
+        assert_eq!(ask(own, Some(2)).await, Err(tonic::Code::InvalidArgument));
+        assert_eq!(ask(own, Some(-1)).await, Err(tonic::Code::InvalidArgument));
+        assert_eq!(ask(other, None).await, Err(tonic::Code::Unimplemented));
+        mock.fleet.rank(0, DpRank(1)).unwrap().inject(Fault::Wedge).await.unwrap();
+        assert_eq!(ask(own, None).await, Ok(vec![0]));
+        assert_eq!(ask(own, Some(1)).await, Ok(vec![]));
     }
 }
 

@@ -90,7 +90,11 @@ impl Site {
         let tables: String = workers.iter().map(|worker| worker_table(worker, loads)).collect();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rankwise.toml");
-        std::fs::write(&path, format!("{settings}\n[telemetry]\ninterval_ms = 10\n{tables}")).unwrap();
+        std::fs::write(
+            &path,
+            format!("{settings}\n[telemetry]\ninterval_ms = 10\nretry_max_ms = 50\n{tables}"),
+        )
+        .unwrap();
         let config = path.to_str().unwrap();
         let serve = Program::start(["serve", "--json", "--listen", "127.0.0.1:0", "--config", config]).await;
         let ranks = workers.iter().flat_map(|worker| ranks_of(worker)).collect();

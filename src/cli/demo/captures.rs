@@ -1,4 +1,4 @@
-//! `rankwise demo`: captured streams of real engines on real ports, through the whole service.
+//! `rankwise demo --captures`: captured streams of real engines on real ports, through the whole service.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::inputs::Loading;
-use super::output::{message_bar, print_json, print_text, table};
-use super::publish::{Pace, PublishOptions, Published, ReplayRanks, publish_capture};
-use super::running::Running;
-use super::{Verdict, asked_to_stop, runtime};
+use super::super::inputs::{Loading, captures};
+use super::super::output::{message_bar, print_json, print_text, table};
+use super::super::publish::{Pace, PublishOptions, Published, ReplayRanks, publish_capture};
+use super::super::running::Running;
+use super::super::{Verdict, asked_to_stop, runtime};
+use super::Args;
 
 /// What is shown unless captures are named: both engines, evictions, a model with two attention groups, and a
 /// gap that has to be repaired on the way.
@@ -37,79 +38,48 @@ const LOAD: f64 = 8.0;
 /// Streams of this size arrive within a second; a loaded machine may take a while.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// See it work: no engine, no GPU, no set-up
+/// Captured event streams of real engines are published on real ZMQ ports, one per rank. The service subscribes,
+/// asks for history, fills its index and answers over HTTP, all in this process. Then the prompts for which the
+/// engines recorded their own look-up are asked, and the answers are laid beside theirs.
 ///
-/// Captured event streams of real engines are published on real ZMQ ports, one per rank. The service
-/// subscribes, asks for history, fills its index and answers over HTTP, all in this process. Then the prompts
-/// for which the engines recorded their own look-up are asked, and the answers are laid beside theirs.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  rankwise demo
-      shows the table, then stays up to be asked (the address is printed)
-  rankwise demo --once --json
-      for scripts: exit code 0 if every answer equals the engines' own, 1 if not")]
-pub struct Args {
-    /// End when the table is shown
-    #[arg(long)]
-    once: bool,
-
-    /// Print the rows as JSON
-    #[arg(long)]
-    json: bool,
-
-    /// Captures to publish, or directories with captures [default: four of fixtures/captures]
-    #[arg(long, value_name = "PATH", num_args = 1..)]
-    captures: Vec<PathBuf>,
-
-    /// Address and port for HTTP; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    listen: String,
+/// # Errors
+/// Captures that cannot be read, ports that cannot be bound, a stream that does not arrive.
+pub fn run(paths: &[PathBuf], args: &Args) -> Result<Verdict> {
+    let acts = acts(paths)?;
+    runtime()?.block_on(show(args, acts))
 }
 
-impl Args {
-    /// Shows it.
-    ///
-    /// # Errors
-    /// Captures that cannot be read, ports that cannot be bound, a stream that does not arrive.
-    pub fn run(self) -> Result<Verdict> {
-        let acts = self.acts()?;
-        runtime()?.block_on(self.show(acts))
-    }
+fn acts(paths: &[PathBuf]) -> Result<Vec<Act>> {
+    let paths = if paths.is_empty() { shown()? } else { captures(paths)? };
+    let mut loading = Loading::new(&paths);
+    paths.iter().map(|path| Act::load(path, &mut loading)).collect()
+}
 
-    fn acts(&self) -> Result<Vec<Act>> {
-        let paths =
-            if self.captures.is_empty() { shown()? } else { super::inputs::captures(&self.captures)? };
-        let mut loading = Loading::new(&paths);
-        paths.iter().map(|path| Act::load(path, &mut loading)).collect()
+async fn show(args: &Args, acts: Vec<Act>) -> Result<Verdict> {
+    let service = ServiceConfig { seed: Some(1), ..ServiceConfig::default() };
+    let (node, router) = (NodeConfig::default(), RouterConfig::default());
+    let running = Running::start(&args.listen, node, router, service).await?;
+    let mut stage = Stage { client: Client::new(running.address())?, running, published: Vec::new() };
+    let mut rows = Vec::new();
+    for act in &acts {
+        rows.extend(stage.play(act).await?);
     }
-
-    async fn show(self, acts: Vec<Act>) -> Result<Verdict> {
-        let listen = &self.listen;
-        let service = ServiceConfig { seed: Some(1), ..ServiceConfig::default() };
-        let running = Running::start(listen, NodeConfig::default(), RouterConfig::default(), service).await?;
-        let mut stage = Stage { client: Client::new(running.address())?, running, published: Vec::new() };
-        let mut rows = Vec::new();
-        for act in &acts {
-            rows.extend(stage.play(act).await?);
-        }
-        let ok = rows.iter().all(|row| row.agrees);
-        let address = stage.running.address();
-        match self.json {
-            true => print_json(&json!({ "ok": ok, "address": address.to_string(), "rows": rows }))?,
-            false => print_text(render(&rows, ok))?,
-        }
-        if !self.once {
-            if !self.json {
-                print_text(format!(
-                    "\nStill up: http://{address} (try GET /workers, /metrics, POST /select). Ctrl-C ends it."
-                ))?;
-            }
-            asked_to_stop().await;
-        }
-        stage.close().await?;
-        Ok(Verdict::of(ok))
+    let ok = rows.iter().all(|row| row.agrees);
+    let address = stage.running.address();
+    match args.json {
+        true => print_json(&json!({ "ok": ok, "address": address.to_string(), "rows": rows }))?,
+        false => print_text(render(&rows, ok))?,
     }
+    if !args.once {
+        if !args.json {
+            print_text(format!(
+                "\nStill up: http://{address} (try GET /workers, /metrics, POST /select). Ctrl-C ends it."
+            ))?;
+        }
+        asked_to_stop().await;
+    }
+    stage.close().await?;
+    Ok(Verdict::of(ok))
 }
 
 /// The captures in the working directory's `fixtures`, else those beside the sources that were built.
@@ -117,7 +87,7 @@ fn shown() -> Result<Vec<PathBuf>> {
     let here = Path::new("fixtures/captures");
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
     let Some(folder) = [here.to_owned(), built].into_iter().find(|folder| folder.is_dir()) else {
-        bail!("no fixtures/captures here; run it in the repository, or name captures with --captures");
+        bail!("no fixtures/captures here; run it in the repository, or name captures behind --captures");
     };
     Ok(SHOWN.iter().map(|name| folder.join(name)).collect())
 }
