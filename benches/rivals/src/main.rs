@@ -1,0 +1,110 @@
+//! Runs everyone and prints one table of ratios.
+
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use rivals::measure::{histories, serving};
+use rivals::plan::{Options, USAGE};
+use rivals::report::{Report, Setting};
+use rivals::samples::Findings;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(wrong) => {
+            eprintln!("rivals: {wrong} wrong answers of rankwise");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("rivals: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs what was asked for; the number of wrong answers of ours.
+fn run(options: &Options) -> Result<u64, String> {
+    let mut findings = Findings::default();
+    let start = Instant::now();
+    let say = |what: &str| eprintln!("[{:4} s] {what}", start.elapsed().as_secs());
+    let workloads = options.workloads().map_err(|error| format!("the trace: {error}"))?;
+    for round in 0..options.rounds() {
+        for (spec, plan) in &workloads {
+            say(&format!("round {}: {}", round + 1, spec.label));
+            serving::timings(spec, *plan, 1 + round as u64, &mut findings);
+        }
+    }
+    if options.wants("heap") {
+        say("live bytes and allocations");
+        weigh(options, &mut findings);
+    }
+    if options.wants("histories") {
+        say("histories");
+        histories::count(&mut findings);
+    }
+    say("done");
+    let report = Report::new(&findings, setting());
+    print!("{}", report.text());
+    if let Some(path) = &options.json {
+        let json = report.json().map_err(|error| error.to_string())?;
+        fs::write(path, json).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(report.wrong_answers())
+}
+
+/// Lets the process with the counting allocator do its part.
+fn weigh(options: &Options, findings: &mut Findings) {
+    match heap_findings(options) {
+        Ok(heap) => findings.merge(heap),
+        Err(error) => findings.notes.push(format!("no live bytes, no allocations: {error}")),
+    }
+}
+
+fn heap_findings(options: &Options) -> Result<Findings, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("rivals-heap");
+    let mut command = Command::new(&program);
+    if options.quick {
+        command.arg("--quick");
+    }
+    if let Some(trace) = &options.trace {
+        command.arg("--trace").arg(trace);
+    }
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{} cannot be run: {error}", program.display()))?;
+    if !output.status.success() {
+        return Err(format!("{} failed: {}", program.display(), output.status));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+}
+
+fn setting() -> Setting {
+    let date = Command::new("date").args(["-u", "+%FT%TZ"]).output();
+    let date = date.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let field = |file: &str, key: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+        line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+    };
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let machine = format!(
+        "{}, {cores} cores, {} of memory",
+        field("/proc/cpuinfo", "model name"),
+        field("/proc/meminfo", "MemTotal"),
+    );
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    Setting {
+        date: date.unwrap_or_default(),
+        machine,
+        command: format!("scripts/rivals.sh {}", args.join(" ")),
+    }
+}
