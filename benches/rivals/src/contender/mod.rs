@@ -16,7 +16,7 @@ pub use self::naive::Naive;
 pub use self::positional::Positional;
 pub use self::radix_tree::RadixTree;
 pub use self::rankwise::Rankwise;
-pub use self::router_event::router_event;
+pub use self::router_event::{router_event, scores};
 pub use self::smg::Smg;
 
 /// How a question is put.
