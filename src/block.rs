@@ -49,10 +49,12 @@ impl fmt::Display for BlockSize {
 
 /// Content of one block alone, chain identity folded into the seed: XXH3-64 over little-endian `u32` tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(transparent)]
 pub struct LocalBlockHash(pub u64);
 
 /// Content of a block and of everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(transparent)]
 pub struct SequenceHash(pub u64);
 
 impl SequenceHash {

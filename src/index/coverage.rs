@@ -47,27 +47,6 @@ impl RankSet {
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.words.iter().zip(0_u32..).flat_map(|(&bits, word)| bits_of(bits).map(move |bit| word * 64 + bit))
     }
-
-    /// Ranks of this set that are not in `other`.
-    pub(super) fn difference<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u32> + 'a {
-        self.words.iter().enumerate().flat_map(move |(word, &bits)| {
-            let left = bits & !other.words.get(word).copied().unwrap_or_default();
-            // A pool has at most a few thousand ranks, so the word index fits.
-            #[allow(clippy::cast_possible_truncation)]
-            let base = word as u32 * 64;
-            bits_of(left).map(move |bit| base + bit)
-        })
-    }
-
-    /// Takes `other`'s content without giving up this set's buffer.
-    pub(super) fn assign(&mut self, other: &Self) {
-        self.words.clear();
-        self.words.extend_from_slice(&other.words);
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.words.clear();
-    }
 }
 
 fn position(rank: u32) -> (usize, u64) {
@@ -126,9 +105,13 @@ impl Coverage {
         &self.partial[start..start + len]
     }
 
-    /// Intervals of all partial holders, by rank.
-    pub(super) fn partial(&self) -> &[Interval] {
-        &self.partial
+    /// How many of the blocks `from..to` the rank does not hold, counted until the first that it does.
+    pub(super) fn not_held(&self, rank: u32, from: u32, to: u32) -> u32 {
+        if self.full.contains(rank) {
+            return 0;
+        }
+        let next = self.of(rank).iter().find(|held| held.to > from);
+        next.map_or(to, |held| held.from.clamp(from, to)) - from
     }
 
     /// Adds `from..to` of a run of `len` blocks; returns how many blocks are new to the rank.
@@ -263,9 +246,6 @@ mod tests {
         set.insert(3);
         set.insert(200);
         assert_eq!(set.iter().collect::<Vec<_>>(), [3, 200]);
-        let mut other = RankSet::default();
-        other.insert(3);
-        assert_eq!(set.difference(&other).collect::<Vec<_>>(), [200]);
     }
 
     proptest! {

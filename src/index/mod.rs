@@ -17,18 +17,30 @@
 //! 2. A block is its content and everything before it; engine hashes are names within one rank.
 //! 3. Nothing recurses over depth, and what is removed gives its memory back.
 
+mod announcer;
+mod bulk;
 mod core;
 mod coverage;
 mod query;
 mod rank;
+mod roster;
+mod run;
+mod shared;
+mod sync;
+mod table;
 mod tree;
+mod version;
 
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::core::Core;
+use self::query::Attempt;
 pub use self::query::Scratch;
+use self::roster::Roster;
+use self::shared::{Pin, pin};
+use self::tree::Tables;
 pub use crate::block::Announcements;
 use crate::block::{
     AttentionKind, BlockHash, BlockSize, ContentKeys, Isolation, LocalBlockHash, SequenceHash, Tier,
@@ -70,6 +82,8 @@ pub struct StoreRequest<'a> {
 pub enum StoreTokens<'a> {
     /// Token ids; none at all is a placeholder that names blocks and says nothing of their content.
     Ids(&'a [u32]),
+    /// Local hashes of the blocks, one per name, where the caller has them; blocks of the pool's size only.
+    Locals(&'a [LocalBlockHash]),
     /// There are tokens, but not in a form that can be placed.
     Unusable,
 }
@@ -178,8 +192,10 @@ pub struct IndexStats {
 
 /// Makes an empty index for blocks of this size: the writer's handle and a reader's.
 pub fn new(block_size: BlockSize) -> (PrefixIndex, Reader) {
-    let core = Arc::new(RwLock::new(Core::new(block_size)));
-    (PrefixIndex { core: Arc::clone(&core), block_size }, Reader { core })
+    let core = Core::new(block_size);
+    let (tables, roster) = (Arc::clone(&core.tree.tables), Arc::clone(&core.roster));
+    let core = Arc::new(RwLock::new(core));
+    (PrefixIndex { core: Arc::clone(&core), block_size }, Reader { tables, roster, block_size, core })
 }
 
 /// The writer's handle. There is one per index.
@@ -195,16 +211,19 @@ impl PrefixIndex {
         self.block_size
     }
 
-    /// Opens a write section. Readers see all of it or nothing; apply many batches under one.
+    /// Opens a write section: apply many batches under one. Queries go on beside it and see each event whole
+    /// or not at all.
     pub fn write(&mut self) -> WriteSection<'_> {
-        WriteSection { core: self.core.write() }
+        WriteSection { core: self.core.write(), pin: pin() }
     }
 }
 
-/// Exclusive access to the index for a few batches.
+/// The right to change the index, for a few batches.
 #[derive(Debug)]
 pub struct WriteSection<'a> {
     core: RwLockWriteGuard<'a, Core>,
+    /// Makes the pins of single events cheap.
+    pin: Pin,
 }
 
 impl WriteSection<'_> {
@@ -218,7 +237,10 @@ impl WriteSection<'_> {
         self.core.remove_rank(slot)
     }
 
-    /// Forgets all blocks of a rank, on all tiers; `false` if the rank is gone. Costs the rank's own runs.
+    /// Forgets all blocks of a rank, on all tiers; `false` if the rank is gone.
+    ///
+    /// Queries see it within a microsecond, however much the rank held; the call itself then sweeps the rank's
+    /// own runs.
     pub fn clear_rank(&mut self, slot: RankSlot) -> bool {
         self.core.clear_rank(slot)
     }
@@ -242,46 +264,89 @@ impl WriteSection<'_> {
     ) -> Removed {
         self.core.remove(slot, tier, group_idx, names)
     }
+
+    /// Asks for the memory where this name will be looked up: worth it some events ahead of its use.
+    pub fn prefetch(&self, name: &BlockHash) {
+        self.core.tree.prefetch_name(name);
+    }
 }
+
+impl Drop for WriteSection<'_> {
+    fn drop(&mut self) {
+        self.pin.collect();
+    }
+}
+
+/// Attempts of a query before it waits for the writer's section to end. Each takes about a microsecond and
+/// fails only if an event touched the very runs that it read; so many in a row mean that the writer's thread
+/// was taken off its core in the middle of an event.
+const ATTEMPTS: u32 = 64;
 
 /// A reader's handle: cheap to clone, one per thread or shared.
 #[derive(Clone, Debug)]
 pub struct Reader {
+    tables: Arc<Tables>,
+    roster: Arc<Roster>,
+    block_size: BlockSize,
     core: Arc<RwLock<Core>>,
 }
 
 impl Reader {
     /// Finds every rank that holds a prefix of the prompt; the answer is in `scratch`.
     ///
-    /// Allocates nothing once `scratch` is warm.
+    /// The answer was true at one moment during the call. Takes no lock and allocates nothing once `scratch`
+    /// is warm. If events keep changing what the prompt leads through, it is asked again, and after 64 attempts
+    /// behind the writer's section.
     pub fn overlap(&self, query: &IndexQuery<'_>, scratch: &mut Scratch) {
-        self.core.read().overlap(query, scratch);
+        let pin = pin();
+        let attempt =
+            Attempt { tables: &self.tables, roster: &self.roster, block_size: self.block_size, pin: &pin };
+        for nth in 0..ATTEMPTS {
+            if attempt.answer(query, scratch) {
+                return;
+            }
+            if nth < ATTEMPTS / 2 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        let writer_waits = self.core.read();
+        attempt.answer(query, scratch);
+        drop(writer_waits);
     }
 
-    /// How many of these names the rank holds on the device from the first on, by its own names.
+    /// How many of these names the rank holds on the device from the first on, by its own names. Waits for the
+    /// writer's section; for checks.
     pub fn overlap_by_names(&self, slot: RankSlot, names: &[BlockHash]) -> u32 {
         self.core.read().overlap_by_names(slot, names)
     }
 
     /// Distinct blocks that the rank holds on the device in its first full-attention group.
     pub fn tree_size(&self, slot: RankSlot) -> Option<u64> {
-        self.core.read().rank(slot).map(|rank| rank.tree_size)
+        let pin = pin();
+        self.roster.ranks(&pin)?.get(slot).map(|rank| rank.gauge.blocks())
     }
 
-    /// Every name that the rank holds, by tier and group. Costs the rank's blocks; for checks and dumps.
+    /// [`Self::tree_size`] of all ranks, by the index of their slots; 0 where no rank is.
+    pub fn tree_sizes(&self, sizes: &mut Vec<u64>) {
+        let pin = pin();
+        sizes.clear();
+        let Some(ranks) = self.roster.ranks(&pin) else { return };
+        sizes.extend(ranks.iter().map(|rank| rank.map_or(0, |rank| rank.gauge.blocks())));
+    }
+
+    /// Every name that the rank holds, by tier and group. Costs the rank's blocks and waits for the writer's
+    /// section; for checks and dumps.
     pub fn contents(&self, slot: RankSlot) -> Vec<LayerContents> {
         self.core.read().contents(slot)
     }
 
-    /// Size of the index. Costs one look at every run.
+    /// Size of the index. Costs one look at every run and waits for the writer's section.
     pub fn stats(&self) -> IndexStats {
         let core = self.core.read();
         IndexStats {
             nodes: core.tree.run_count() + 1,
             distinct_blocks: core.tree.blocks(),
-            total_blocks: core.ranks().map(|rank| rank.tree_size).sum(),
+            total_blocks: core.ranks().map(|rank| rank.gauge.blocks()).sum(),
             orphans: core.ranks().map(|rank| rank.orphans.len() as u64).sum(),
-            bytes: core.tree.bytes(),
+            bytes: core.tree.bytes(&pin()),
         }
     }
 }

@@ -4,13 +4,16 @@
 //! says all there is to say and this file holds nothing. Everything else is *explicit*: other names for a
 //! content, one name for several contents, several announcements, blocks whose place is not known.
 
+use std::sync::Arc;
+
 use foldhash::fast::RandomState;
 use hashbrown::{Equivalent, HashMap, HashSet};
 use smallvec::SmallVec;
 
+use super::roster::Gauge;
 use super::tree::{Layer, Place, RunId};
 use super::{Announcements, GroupTag};
-use crate::block::{AttentionKind, BlockHash, BlockSize, ContentKeys, Tier};
+use crate::block::{AttentionKind, BlockHash, BlockSize, ContentKeys, LocalBlockHash, Tier};
 
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +49,7 @@ impl Equivalent<NameKey> for NameRef<'_> {
 }
 
 /// An attention group of a rank. Slot 0 is reserved for the first full-attention group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Group {
     pub(super) idx: Option<u32>,
     pub(super) kind: AttentionKind,
@@ -69,8 +72,10 @@ pub(super) struct Rank {
     /// Places that are held through explicit names alone, and how many announcements hold them.
     pub(super) pinned: HashMap<(Layer, Place), u32, RandomState>,
     pub(super) orphans: Orphans,
-    /// Blocks held in the hot layer.
-    pub(super) tree_size: u64,
+    /// What readers see of the rank beside its blocks.
+    pub(super) gauge: Arc<Gauge>,
+    /// Readers were told of the rank's groups.
+    pub(super) shown_layered: bool,
     /// Blocks held in all other layers.
     pub(super) cold_blocks: u64,
     /// Names without a block in a windowed group, which a later store of the same name may place.
@@ -87,7 +92,8 @@ impl Rank {
             explicit: HashMap::default(),
             pinned: HashMap::default(),
             orphans: Orphans::default(),
-            tree_size: 0,
+            gauge: Arc::default(),
+            shown_layered: false,
             cold_blocks: 0,
             nameless: 0,
         }
@@ -95,7 +101,7 @@ impl Rank {
 
     /// Blocks and names that the rank holds, for the bound on hostile growth.
     pub(super) fn held(&self) -> u64 {
-        self.tree_size + self.cold_blocks + self.explicit.len() as u64
+        self.gauge.blocks() + self.cold_blocks + self.explicit.len() as u64
     }
 
     /// Whether anything but device blocks of one full-attention group is held.
@@ -159,7 +165,7 @@ impl Rank {
         self.explicit = HashMap::default();
         self.pinned = HashMap::default();
         self.orphans = Orphans::default();
-        self.tree_size = 0;
+        self.gauge.reset();
         self.cold_blocks = 0;
         self.nameless = 0;
     }
@@ -169,13 +175,20 @@ impl Rank {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct OrphanId(u32);
 
-/// A block whose parent is not known: kept with its tokens, since the namespace that its hash needs belongs
-/// to the chain.
+/// What an orphan stands for: its tokens, since the namespace that its hash needs belongs to the chain; or the
+/// hash, where the announcer knew it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum OrphanContent {
+    Tokens(Box<[u32]>),
+    Local(LocalBlockHash),
+}
+
+/// A block whose parent is not known.
 #[derive(Clone, Debug)]
 pub(super) struct Orphan {
     pub(super) name: BlockHash,
     pub(super) parent: BlockHash,
-    pub(super) tokens: Box<[u32]>,
+    pub(super) content: OrphanContent,
     pub(super) keys: ContentKeys,
     /// Announcements per layer.
     pub(super) holds: SmallVec<[(Layer, u32); 1]>,
@@ -184,7 +197,11 @@ pub(super) struct Orphan {
 impl Orphan {
     /// A rough size: tokens, names and table entries.
     fn bytes(&self) -> usize {
-        self.tokens.len() * 4 + 192
+        let tokens = match &self.content {
+            OrphanContent::Tokens(tokens) => tokens.len(),
+            OrphanContent::Local(_) => 0,
+        };
+        tokens * 4 + 192
     }
 }
 
@@ -223,11 +240,11 @@ impl Orphans {
         &self,
         name: &BlockHash,
         parent: &BlockHash,
-        tokens: &[u32],
+        content: &OrphanContent,
         keys: &ContentKeys,
     ) -> Option<OrphanId> {
         let same =
-            |orphan: &Orphan| orphan.name == *name && *orphan.tokens == *tokens && orphan.keys == *keys;
+            |orphan: &Orphan| orphan.name == *name && orphan.content == *content && orphan.keys == *keys;
         self.waiting.get(parent)?.iter().copied().find(|&id| self.get(id).is_some_and(same))
     }
 

@@ -4,12 +4,17 @@
 //! splits nothing, and a block's place never changes while anyone holds it. Runs are cut where nobody
 //! reaches any more, and go when they are empty; both without recursion.
 
-use foldhash::fast::RandomState;
-use hashbrown::HashTable;
-use smallvec::SmallVec;
-use std::hash::BuildHasher;
+mod names;
 
-use super::coverage::Coverage;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+
+use super::run::{MAX_RUN, Run};
+use super::shared::{Pin, Published, SoleWriter};
+use super::table::LineTable;
 use crate::block::{BlockHash, Isolation, LocalBlockHash, SequenceHash, Tier};
 
 /// A run's number, reused after the run is gone.
@@ -21,6 +26,27 @@ pub(super) struct RunId(pub(super) u32);
 pub(super) struct Place {
     pub(super) run: RunId,
     pub(super) offset: u32,
+}
+
+/// Bits of an offset in a packed place; [`MAX_RUN`] fits.
+const OFFSET_BITS: u32 = 18;
+
+/// Runs that a packed place can tell apart: 28 bits less the one that stands for none. At 200 bytes a run
+/// that is 50 GB of runs.
+const MAX_RUNS: usize = (1 << 28) - 1;
+
+impl Place {
+    /// Never 0.
+    fn packed(self) -> u64 {
+        (u64::from(self.run.0) + 1) << OFFSET_BITS | u64::from(self.offset)
+    }
+
+    // 28 and 18 bits.
+    #[allow(clippy::cast_possible_truncation)]
+    fn unpacked(word: u64) -> Self {
+        let run = RunId((word >> OFFSET_BITS) as u32 - 1);
+        Self { run, offset: (word & ((1 << OFFSET_BITS) - 1)) as u32 }
+    }
 }
 
 /// Where copies of blocks are counted apart: a tier, and an attention group by its slot within the rank
@@ -36,146 +62,85 @@ impl Layer {
     pub(super) const HOT: Self = Self { tier: Tier::Device, slot: 0 };
 }
 
-/// Names of a run's blocks, as the rank gave them that stored each block first.
-///
-/// A block that was only ever implied (the inner part of a larger group's block) has the empty name: 0 with
-/// [`Run::irregular`] set, or no bytes.
-#[derive(Clone, Debug)]
-enum Names {
-    Ints(Vec<u64>),
-    Bytes(Vec<Box<[u8]>>),
+/// Runs per chunk: 64 KiB of headers, so that a small index stays small.
+const CHUNK: usize = 512;
+
+/// First blocks of runs: sequence hash to run.
+pub(super) type Heads = LineTable<28>;
+
+/// Names: name to place.
+type NameTable = LineTable<46>;
+
+/// What readers follow.
+#[derive(Default, Debug)]
+pub(super) struct Tables {
+    chunks: Published<Vec<Arc<[Run]>>>,
+    heads: Published<Heads>,
+    /// Seeded per process: hashes come from peers.
+    hasher: RandomState,
 }
 
-impl Names {
-    fn of_kind(name: Option<&BlockHash>) -> Self {
-        match name {
-            Some(BlockHash::Bytes(_)) => Self::Bytes(Vec::new()),
-            _ => Self::Ints(Vec::new()),
-        }
+impl Tables {
+    /// The run with this number; `None` once its chunk is gone.
+    #[inline]
+    pub(super) fn run<'p>(&self, id: RunId, pin: &'p Pin) -> Option<&'p Run> {
+        self.chunks.load(pin)?.get(id.0 as usize / CHUNK)?.get(id.0 as usize % CHUNK)
     }
 
-    fn suits(&self, name: Option<&BlockHash>) -> bool {
-        matches!(
-            (self, name),
-            (_, None)
-                | (Self::Ints(_), Some(BlockHash::Int(_)))
-                | (Self::Bytes(_), Some(BlockHash::Bytes(_)))
-        )
+    pub(super) fn heads<'p>(&self, pin: &'p Pin) -> Option<&'p Heads> {
+        self.heads.load(pin)
     }
 
-    fn push(&mut self, name: Option<&BlockHash>) {
-        match (self, name) {
-            (Self::Ints(names), Some(BlockHash::Int(name))) => names.push(*name),
-            (Self::Bytes(names), Some(BlockHash::Bytes(name))) => names.push(name.clone()),
-            (Self::Ints(names), _) => names.push(0),
-            (Self::Bytes(names), _) => names.push(Box::default()),
-        }
+    #[inline]
+    pub(super) fn head_hash(&self, sequence: SequenceHash) -> u64 {
+        self.hasher.hash_one(sequence.0)
     }
 
-    fn set(&mut self, offset: u32, name: &BlockHash) {
-        match (self, name) {
-            (Self::Ints(names), BlockHash::Int(name)) => names[offset as usize] = *name,
-            (Self::Bytes(names), BlockHash::Bytes(name)) => names[offset as usize].clone_from(name),
-            _ => {}
-        }
-    }
-
-    fn is(&self, offset: u32, name: &BlockHash) -> bool {
-        match (self, name) {
-            (Self::Ints(names), BlockHash::Int(name)) => names.get(offset as usize) == Some(name),
-            (Self::Bytes(names), BlockHash::Bytes(name)) => names.get(offset as usize) == Some(name),
-            _ => false,
-        }
-    }
-
-    fn get(&self, offset: u32) -> BlockHash {
-        match self {
-            Self::Ints(names) => BlockHash::Int(names[offset as usize]),
-            Self::Bytes(names) => BlockHash::Bytes(names[offset as usize].clone()),
-        }
-    }
-
-    fn truncate(&mut self, len: usize) {
-        match self {
-            Self::Ints(names) => give_back(names, len),
-            Self::Bytes(names) => give_back(names, len),
-        }
+    /// A run that begins with this content, at this moment.
+    #[inline]
+    pub(super) fn head<'p>(&self, sequence: SequenceHash, pin: &'p Pin) -> Option<(RunId, &'p Run)> {
+        let mut found = None;
+        self.heads(pin)?.find(self.head_hash(sequence), |payload| {
+            let id = run_of(payload);
+            found = self.run(id, pin).filter(|run| run.first() == sequence).map(|run| (id, run));
+            found.is_some()
+        });
+        found
     }
 }
 
-/// Consecutive blocks and who holds them.
-#[derive(Clone, Debug)]
-pub(super) struct Run {
+fn run_in(chunks: &[Arc<[Run]>], id: RunId) -> &Run {
+    &chunks[id.0 as usize / CHUNK][id.0 as usize % CHUNK]
+}
+
+// A payload of heads has 28 bits.
+#[allow(clippy::cast_possible_truncation)]
+fn run_of(payload: u64) -> RunId {
+    RunId(payload as u32 - 1)
+}
+
+/// The part of a run that only the writer needs. Names that are numbers lie beside the run's hashes.
+#[derive(Debug)]
+struct Own {
     /// The block before the first; `None` at the root.
-    pub(super) parent: Option<Place>,
-    pub(super) isolation: Isolation,
-    pub(super) locals: Vec<LocalBlockHash>,
-    pub(super) sequences: Vec<SequenceHash>,
-    names: Names,
+    parent: Option<Place>,
+    isolation: Isolation,
+    /// Names of blocks whose engine uses byte strings. The empty name is that of a block that was only ever
+    /// implied (the inner part of a larger group's block).
+    byte_names: Option<Box<Vec<Box<[u8]>>>>,
     /// Some block's name leads elsewhere (another content has it) or nowhere.
     irregular: bool,
-    pub(super) hot: Coverage,
-    pub(super) cold: Vec<(Layer, Coverage)>,
     /// How many other runs hang behind which offset, by offset.
     children: SmallVec<[(u32, u32); 2]>,
 }
 
-impl Run {
-    // A run is built from events of bounded length and cut long before 2^32 blocks.
-    #[allow(clippy::cast_possible_truncation)]
-    pub(super) fn len(&self) -> u32 {
-        self.locals.len() as u32
-    }
-
-    pub(super) fn coverage(&self, layer: Layer) -> Option<&Coverage> {
-        if layer == Layer::HOT {
-            return Some(&self.hot);
+impl Own {
+    fn suits(&self, name: Option<&BlockHash>) -> bool {
+        match name {
+            None => true,
+            Some(BlockHash::Int(_)) => self.byte_names.is_none(),
+            Some(BlockHash::Bytes(_)) => self.byte_names.is_some(),
         }
-        self.cold.iter().find(|(of, _)| *of == layer).map(|(_, coverage)| coverage)
-    }
-
-    pub(super) fn coverage_mut(&mut self, layer: Layer) -> &mut Coverage {
-        if layer == Layer::HOT {
-            return &mut self.hot;
-        }
-        let at = match self.cold.iter().position(|(of, _)| *of == layer) {
-            Some(at) => at,
-            None => {
-                self.cold.push((layer, Coverage::default()));
-                self.cold.len() - 1
-            }
-        };
-        &mut self.cold[at].1
-    }
-
-    pub(super) fn covers(&self, layer: Layer, rank: u32, offset: u32) -> bool {
-        self.coverage(layer).is_some_and(|coverage| coverage.contains(rank, offset))
-    }
-
-    pub(super) fn covers_any(&self, rank: u32) -> bool {
-        self.hot.contains_any(rank) || self.cold.iter().any(|(_, coverage)| coverage.contains_any(rank))
-    }
-
-    /// Layers that nobody holds anything in take no room.
-    pub(super) fn drop_empty_layers(&mut self) {
-        self.cold.retain(|(_, coverage)| !coverage.is_empty());
-        if self.cold.is_empty() && self.cold.capacity() > 0 {
-            self.cold = Vec::new();
-        }
-    }
-
-    /// The layers in which the rank holds something of this run.
-    pub(super) fn layers_of(&self, rank: u32) -> impl Iterator<Item = (Layer, &Coverage)> {
-        std::iter::once((Layer::HOT, &self.hot))
-            .chain(self.cold.iter().map(|(layer, coverage)| (*layer, coverage)))
-            .filter(move |(_, coverage)| coverage.contains_any(rank))
-    }
-
-    fn needed(&self) -> u32 {
-        let len = self.len();
-        let held = self.cold.iter().map(|(_, coverage)| coverage.reach(len)).max().unwrap_or_default();
-        let behind = self.children.last().map_or(0, |(offset, _)| offset + 1);
-        held.max(self.hot.reach(len)).max(behind)
     }
 
     fn add_child(&mut self, offset: u32) {
@@ -207,35 +172,161 @@ pub(super) enum Extended {
     Appended(Place),
 }
 
-/// The tree and its two tables.
-#[derive(Default, Debug)]
+/// The writer's side of the tree.
+#[derive(Debug)]
 pub(super) struct Tree {
-    runs: Vec<Option<Run>>,
+    pub(super) tables: Arc<Tables>,
+    writer: SoleWriter,
+    chunks: Vec<Arc<[Run]>>,
+    own: Vec<Option<Own>>,
     free: Vec<RunId>,
-    /// First block's sequence hash to run.
-    heads: HashTable<RunId>,
-    /// Name to place, for all ranks; the names themselves lie in the runs.
-    names: HashTable<Place>,
-    /// Seeded per process: engine hashes come from peers.
-    hasher: RandomState,
+    names: NameTable,
+    name_count: usize,
+    head_count: usize,
     blocks: u64,
+    /// Runs whose versions are open.
+    open: Vec<RunId>,
+    /// Where the versions of the next chunk begin, above all that were before.
+    next_version: u64,
 }
 
 impl Tree {
+    pub(super) fn new(writer: SoleWriter) -> Self {
+        Self {
+            tables: Arc::default(),
+            writer,
+            chunks: Vec::new(),
+            own: Vec::new(),
+            free: Vec::new(),
+            names: NameTable::with_room_for(0),
+            name_count: 0,
+            head_count: 0,
+            blocks: 0,
+            open: Vec::new(),
+            next_version: 0,
+        }
+    }
+
     pub(super) fn run(&self, id: RunId) -> &Run {
-        match &self.runs[id.0 as usize] {
-            Some(run) => run,
+        run_in(&self.chunks, id)
+    }
+
+    /// The run, to be changed: its version is open until the event ends.
+    pub(super) fn change(&mut self, id: RunId) -> &Run {
+        let run = run_in(&self.chunks, id);
+        if run.version.open() {
+            self.open.push(id);
+        }
+        run
+    }
+
+    /// Whether the rank holds this block in this layer.
+    pub(super) fn covers(&self, layer: Layer, rank: u32, place: Place, pin: &Pin) -> bool {
+        let run = self.run(place.run);
+        if layer == Layer::HOT {
+            return run.holds(rank, place.offset, pin);
+        }
+        run.cold(layer, pin).is_some_and(|coverage| coverage.contains(rank, place.offset))
+    }
+
+    /// Whether the rank holds this block in any layer.
+    pub(super) fn covers_anywhere(&self, rank: u32, place: Place, pin: &Pin) -> bool {
+        let run = self.run(place.run);
+        let cold = || run.ext(pin).into_iter().flat_map(|ext| &ext.cold);
+        run.holds(rank, place.offset, pin)
+            || cold().any(|(_, coverage)| coverage.contains(rank, place.offset))
+    }
+
+    /// Whether the rank holds anything of the run in any layer.
+    pub(super) fn covers_any(&self, rank: u32, id: RunId, pin: &Pin) -> bool {
+        let run = self.run(id);
+        let cold = || run.ext(pin).into_iter().flat_map(|ext| &ext.cold);
+        run.holds_any(rank, pin) || cold().any(|(_, coverage)| coverage.contains_any(rank))
+    }
+
+    /// The layers in which the rank holds something of the run.
+    pub(super) fn layers_of(&self, rank: u32, id: RunId, pin: &Pin) -> SmallVec<[Layer; 4]> {
+        let run = self.run(id);
+        let cold = run.ext(pin).into_iter().flat_map(|ext| &ext.cold);
+        let cold = cold.filter(|(_, coverage)| coverage.contains_any(rank)).map(|(layer, _)| *layer);
+        run.holds_any(rank, pin).then_some(Layer::HOT).into_iter().chain(cold).collect()
+    }
+
+    /// Adds `from..to` to what the rank holds in this layer; returns how many blocks are new to it.
+    pub(super) fn hold(&mut self, layer: Layer, rank: u32, id: RunId, from: u32, to: u32, pin: &Pin) -> u32 {
+        let run = self.change(id);
+        if layer == Layer::HOT {
+            return run.hold(rank, from, to, pin);
+        }
+        let len = run.len();
+        run.change_layer(layer, pin, |coverage| coverage.add(rank, from, to, len))
+    }
+
+    /// Takes `from..to` away in this layer; returns how many blocks the rank had of it. The caller trims.
+    pub(super) fn release(
+        &mut self,
+        layer: Layer,
+        rank: u32,
+        id: RunId,
+        from: u32,
+        to: u32,
+        pin: &Pin,
+    ) -> u32 {
+        let run = self.change(id);
+        if layer == Layer::HOT {
+            return run.release(rank, from, to, pin);
+        }
+        let len = run.len();
+        run.change_layer(layer, pin, |coverage| coverage.remove(rank, from, to, len))
+    }
+
+    /// Takes the rank out of a run, in all layers.
+    pub(super) fn release_run(&mut self, id: RunId, rank: u32, pin: &Pin) {
+        let run = self.change(id);
+        let len = run.len();
+        run.release_rank(rank, pin);
+        run.change_cold(pin, |coverage| {
+            coverage.remove_rank(rank, len);
+        });
+        self.trim(id, pin);
+    }
+
+    /// Ends an event: readers see all of it from now on.
+    pub(super) fn close(&mut self) {
+        while let Some(id) = self.open.pop() {
+            if let Some(chunk) = self.chunks.get(id.0 as usize / CHUNK) {
+                chunk[id.0 as usize % CHUNK].version.close();
+            }
+        }
+    }
+
+    fn own(&self, id: RunId) -> &Own {
+        match &self.own[id.0 as usize] {
+            Some(own) => own,
             // Ids are handed out by this tree and dropped by their owners before the run goes.
             None => unreachable!("run {} is gone", id.0),
         }
     }
 
-    pub(super) fn run_mut(&mut self, id: RunId) -> &mut Run {
-        match &mut self.runs[id.0 as usize] {
-            Some(run) => run,
-            // As in `run`.
+    fn own_mut(&mut self, id: RunId) -> &mut Own {
+        match &mut self.own[id.0 as usize] {
+            Some(own) => own,
+            // As in `own`.
             None => unreachable!("run {} is gone", id.0),
         }
+    }
+
+    pub(super) fn isolation(&self, id: RunId) -> Isolation {
+        self.own(id).isolation
+    }
+
+    pub(super) fn suits(&self, id: RunId, name: &BlockHash) -> bool {
+        self.own(id).suits(Some(name))
+    }
+
+    pub(super) fn is_regular(&self, id: RunId) -> bool {
+        let own = self.own(id);
+        !own.irregular && own.byte_names.is_none()
     }
 
     /// Distinct blocks in the tree.
@@ -245,41 +336,45 @@ impl Tree {
 
     /// Runs in the tree.
     pub(super) fn run_count(&self) -> usize {
-        self.runs.len() - self.free.len()
+        self.own.len() - self.free.len()
     }
 
-    pub(super) fn runs(&self) -> impl Iterator<Item = &Run> {
-        self.runs.iter().flatten()
+    fn live(&self) -> impl Iterator<Item = (&Run, &Own)> {
+        let runs = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        runs.zip(&self.own).filter_map(|(run, own)| own.as_ref().map(|own| (run, own)))
     }
 
     /// The place behind `parent` with this content, if it is in the tree.
-    pub(super) fn child(&self, parent: Option<Place>, local: LocalBlockHash) -> Option<Place> {
-        if let Some(parent) = parent {
-            let next = parent.offset + 1;
-            if self.run(parent.run).locals.get(next as usize) == Some(&local) {
-                return Some(Place { run: parent.run, offset: next });
+    pub(super) fn child(&self, parent: Option<Place>, local: LocalBlockHash, pin: &Pin) -> Option<Place> {
+        let before = match parent {
+            Some(Place { run, offset }) => {
+                let next = offset + 1;
+                if self.run(run).hashes(pin).locals().get(next as usize) == Some(&local.0) {
+                    return Some(Place { run, offset: next });
+                }
+                Some(self.sequence(Place { run, offset }, pin))
             }
-        }
-        let sequence = SequenceHash::extend(parent.map(|place| self.sequence(place)), local);
-        self.head(sequence).map(|run| Place { run, offset: 0 })
-    }
-
-    /// The run that begins with this content.
-    pub(super) fn head(&self, sequence: SequenceHash) -> Option<RunId> {
-        let hash = self.hasher.hash_one(sequence.0);
-        self.heads.find(hash, |&run| self.run(run).sequences[0] == sequence).copied()
+            None => None,
+        };
+        let (run, _) = self.tables.head(SequenceHash::extend(before, local), pin)?;
+        Some(Place { run, offset: 0 })
     }
 
     /// The block before this one; `None` for a prompt's first.
     pub(super) fn before(&self, place: Place) -> Option<Place> {
         match place.offset.checked_sub(1) {
             Some(offset) => Some(Place { run: place.run, offset }),
-            None => self.run(place.run).parent,
+            None => self.own(place.run).parent,
         }
     }
 
-    pub(super) fn sequence(&self, place: Place) -> SequenceHash {
-        self.run(place.run).sequences[place.offset as usize]
+    pub(super) fn sequence(&self, place: Place, pin: &Pin) -> SequenceHash {
+        let run = self.run(place.run);
+        if place.offset + 1 == run.len() {
+            run.last()
+        } else {
+            run.hashes(pin).sequence(place.offset as usize)
+        }
     }
 
     /// Finds or makes the block with this content behind `parent`, named `name` (`None`: implied, not
@@ -292,260 +387,238 @@ impl Tree {
         local: LocalBlockHash,
         name: Option<&BlockHash>,
         appender: Option<(Layer, u32)>,
+        pin: &Pin,
     ) -> Extended {
-        if let Some(known) = self.child(parent, local) {
+        if let Some(known) = self.child(parent, local, pin) {
             return Extended::Known(known);
         }
-        let sequence = SequenceHash::extend(parent.map(|place| self.sequence(place)), local);
         if let (Some(parent), Some(name), Some((layer, rank))) = (parent, name, appender)
-            && self.may_append(parent, name, layer, rank)
+            && self.may_append(parent, layer, rank, pin)
+            && self.own(parent.run).suits(Some(name))
+            && self.named(name, pin).is_none()
         {
-            return Extended::Appended(self.append(parent.run, local, sequence, name, layer, rank));
+            let place = Place { run: parent.run, offset: parent.offset + 1 };
+            self.make_room(place.run, 1, pin);
+            self.set_name(place, name, pin);
+            self.append(place.run, None, &[local.0], layer, rank, pin);
+            self.lead_name(place, Some(name), pin);
+            return Extended::Appended(place);
         }
-        Extended::NewRun(self.new_run(parent, isolation, local, sequence, name))
+        let before = parent.map(|place| self.sequence(place, pin));
+        let id = self.new_run(parent, isolation, name, 1, pin);
+        let place = Place { run: id, offset: 0 };
+        if let Some(name) = name {
+            self.set_name(place, name, pin);
+        }
+        self.begin_run(id, before, &[local.0], pin);
+        self.lead_name(place, name, pin);
+        Extended::NewRun(place)
     }
 
     /// Appending keeps a conversation in one run; a run that others hold whole would turn them all into
-    /// partial holders, so it branches instead. A name that leads elsewhere would not be a plain hold.
-    fn may_append(&self, parent: Place, name: &BlockHash, layer: Layer, rank: u32) -> bool {
+    /// partial holders, so it branches instead.
+    pub(super) fn may_append(&self, parent: Place, layer: Layer, rank: u32, pin: &Pin) -> bool {
         let run = self.run(parent.run);
-        parent.offset + 1 == run.len()
-            && run.names.suits(Some(name))
-            && run.coverage(layer).is_some_and(|coverage| coverage.full.is_only(rank))
-            && run.children.last().is_none_or(|(offset, _)| *offset < parent.offset)
-            && self.named(name).is_none()
+        let alone = if layer == Layer::HOT {
+            run.is_only_full(rank, pin)
+        } else {
+            run.cold(layer, pin).is_some_and(|coverage| coverage.full.is_only(rank))
+        };
+        alone
+            && parent.offset + 1 == run.len()
+            && run.len() < MAX_RUN
+            && self.own(parent.run).children.last().is_none_or(|(offset, _)| *offset < parent.offset)
     }
 
-    fn append(
+    /// Opens the run and makes room for `more` blocks behind its last.
+    pub(super) fn make_room(&mut self, id: RunId, more: usize, pin: &Pin) {
+        self.change(id);
+        let run = run_in(&self.chunks, id);
+        run.reserve(more, &mut self.writer, pin);
+    }
+
+    /// Appends blocks whose names are set, held by `rank` alone in `layer`.
+    pub(super) fn append(
         &mut self,
         id: RunId,
-        local: LocalBlockHash,
-        sequence: SequenceHash,
-        name: &BlockHash,
+        parent: Option<SequenceHash>,
+        locals: &[u64],
         layer: Layer,
         rank: u32,
-    ) -> Place {
-        let run = self.run_mut(id);
-        let offset = run.len();
-        run.locals.push(local);
-        run.sequences.push(sequence);
-        run.names.push(Some(name));
-        run.hot.grow(offset, offset + 1, (layer == Layer::HOT).then_some(rank));
-        for (of, coverage) in &mut run.cold {
-            coverage.grow(offset, offset + 1, (layer == *of).then_some(rank));
+        pin: &Pin,
+    ) {
+        self.change(id);
+        let run = run_in(&self.chunks, id);
+        let old = run.len();
+        run.append(parent, locals, &mut self.writer, pin);
+        if layer != Layer::HOT {
+            run.grow_past(old, None, pin);
         }
-        self.blocks += 1;
-        let place = Place { run: id, offset };
-        self.lead_name(place, Some(name));
-        place
+        if run.ext(pin).is_some_and(|ext| !ext.cold.is_empty()) {
+            let by = |of: Layer| (of == layer).then_some(rank);
+            run.grow_cold(old, run.len(), by, pin);
+        }
+        self.blocks += locals.len() as u64;
     }
 
-    fn new_run(
+    /// A run without blocks, with room for some; [`Self::begin_run`] or [`Self::drop_run`] must follow.
+    pub(super) fn new_run(
         &mut self,
         parent: Option<Place>,
         isolation: Isolation,
-        local: LocalBlockHash,
-        sequence: SequenceHash,
         name: Option<&BlockHash>,
-    ) -> Place {
-        let mut names = Names::of_kind(name);
-        names.push(name);
-        let run = Run {
-            parent,
-            isolation,
-            locals: vec![local],
-            sequences: vec![sequence],
-            names,
-            irregular: false,
-            hot: Coverage::default(),
-            cold: Vec::new(),
-            children: SmallVec::new(),
-        };
+        room: usize,
+        pin: &Pin,
+    ) -> RunId {
+        let byte_names = matches!(name, Some(BlockHash::Bytes(_))).then(Box::default);
+        let own = Own { parent, isolation, byte_names, irregular: false, children: SmallVec::new() };
         let id = match self.free.pop() {
             Some(id) => {
-                self.runs[id.0 as usize] = Some(run);
+                self.own[id.0 as usize] = Some(own);
                 id
             }
             None => {
-                // 2^32 runs would be 400 GB of headers.
+                assert!(
+                    self.own.len() < MAX_RUNS,
+                    "ranks hold at most 2^24 blocks each, 50 GB of runs are not reached"
+                );
+                // Below MAX_RUNS.
                 #[allow(clippy::cast_possible_truncation)]
-                let id = RunId(self.runs.len() as u32);
-                self.runs.push(Some(run));
+                let id = RunId(self.own.len() as u32);
+                self.own.push(Some(own));
+                self.add_chunks(pin);
                 id
             }
         };
-        if let Some(parent) = parent {
-            self.run_mut(parent.run).add_child(parent.offset);
-        }
-        let Self { heads, runs, hasher, .. } = self;
-        heads.insert_unique(hasher.hash_one(sequence.0), id, |&run| {
-            hasher.hash_one(runs[run.0 as usize].as_ref().map_or(0, |run| run.sequences[0].0))
-        });
-        self.blocks += 1;
-        let place = Place { run: id, offset: 0 };
-        self.lead_name(place, name);
-        place
+        self.make_room(id, room, pin);
+        id
     }
 
-    // === names ===
-
-    /// The place that a name leads to. Ranks that use other names for a content keep them themselves.
-    pub(super) fn named(&self, name: &BlockHash) -> Option<Place> {
-        let hash = self.name_hash(name);
-        self.names.find(hash, |&place| self.run(place.run).names.is(place.offset, name)).copied()
-    }
-
-    /// Whether `name` is the tree's own name for the block at `place`.
-    pub(super) fn is_canonical(&self, place: Place, name: &BlockHash) -> bool {
-        let run = self.run(place.run);
-        run.names.is(place.offset, name) && (!run.irregular || self.named(name) == Some(place))
-    }
-
-    /// The tree's own name for the block at `place`, if it has one.
-    pub(super) fn canonical(&self, place: Place) -> Option<BlockHash> {
-        let run = self.run(place.run);
-        let name = run.names.get(place.offset);
-        (!run.irregular || self.named(&name) == Some(place)).then_some(name)
-    }
-
-    /// Gives a block that has no name of its own this one, if the name is free.
-    pub(super) fn adopt_name(&mut self, place: Place, name: &BlockHash) -> bool {
-        let run = self.run(place.run);
-        if !run.irregular
-            || !run.names.suits(Some(name))
-            || self.canonical(place).is_some()
-            || self.named(name).is_some()
-        {
-            return false;
-        }
-        self.run_mut(place.run).names.set(place.offset, name);
-        self.lead_name(place, Some(name));
-        true
-    }
-
-    fn lead_name(&mut self, place: Place, name: Option<&BlockHash>) {
-        let Some(name) = name.filter(|name| self.named(name).is_none()) else {
-            self.run_mut(place.run).irregular = true;
+    fn add_chunks(&mut self, pin: &Pin) {
+        if self.own.len() <= self.chunks.len() * CHUNK {
             return;
-        };
-        let hash = self.name_hash(name);
-        let Self { names, runs, hasher, .. } = self;
-        names.insert_unique(hash, place, |&place| match &runs[place.run.0 as usize] {
-            Some(run) => hash_name(hasher, &run.names, place.offset),
-            None => 0,
-        });
+        }
+        let version = self.next_version;
+        self.chunks.push((0..CHUNK).map(|_| Run::starting_at(version)).collect());
+        self.tables.chunks.replace(Some(self.chunks.clone()), pin);
     }
 
-    fn name_hash(&self, name: &BlockHash) -> u64 {
-        match name {
-            BlockHash::Int(name) => self.hasher.hash_one(name),
-            BlockHash::Bytes(name) => self.hasher.hash_one(&**name),
+    /// Gives a new run its first blocks, whose names are set, and hangs it behind its parent.
+    pub(super) fn begin_run(&mut self, id: RunId, before: Option<SequenceHash>, locals: &[u64], pin: &Pin) {
+        self.change(id);
+        let run = run_in(&self.chunks, id);
+        run.append(before, locals, &mut self.writer, pin);
+        let first = run.first();
+        if let Some(parent) = self.own(id).parent {
+            self.own_mut(parent.run).add_child(parent.offset);
         }
+        self.blocks += locals.len() as u64;
+        self.add_head(id, first, pin);
+    }
+
+    fn add_head(&mut self, id: RunId, first: SequenceHash, pin: &Pin) {
+        self.head_count += 1;
+        if self.tables.heads(pin).is_none_or(|heads| heads.room() < self.head_count) {
+            self.resize_heads(self.head_count + self.head_count / 2, pin);
+        }
+        if let Some(heads) = self.tables.heads(pin) {
+            heads.insert(self.tables.head_hash(first), u64::from(id.0) + 1);
+        }
+    }
+
+    fn resize_heads(&self, room: usize, pin: &Pin) {
+        let heads = Heads::with_room_for(room);
+        for payload in self.tables.heads(pin).into_iter().flat_map(LineTable::payloads) {
+            heads.insert(self.tables.head_hash(self.run(run_of(payload)).first()), payload);
+        }
+        self.tables.heads.replace(Some(heads), pin);
+    }
+
+    /// Takes back a new run that got no blocks.
+    pub(super) fn drop_run(&mut self, id: RunId, pin: &Pin) {
+        self.change(id);
+        let run = run_in(&self.chunks, id);
+        run.truncate(0, &mut self.writer, pin);
+        self.own[id.0 as usize] = None;
+        self.free.push(id);
     }
 
     // === giving back ===
 
+    fn needed(&self, id: RunId, pin: &Pin) -> u32 {
+        let (run, own) = (self.run(id), self.own(id));
+        let len = run.len();
+        let cold =
+            run.ext(pin).into_iter().flat_map(|ext| &ext.cold).map(|(_, coverage)| coverage.reach(len));
+        let behind = own.children.last().map_or(0, |(offset, _)| offset + 1);
+        cold.max().unwrap_or_default().max(run.reach(pin)).max(behind)
+    }
+
     /// Cuts the run where nobody reaches, and frees it and what it kept alive once it is empty.
-    pub(super) fn trim(&mut self, id: RunId) {
+    pub(super) fn trim(&mut self, id: RunId, pin: &Pin) {
         let mut next = Some(id);
         while let Some(id) = next.take() {
-            let run = self.run(id);
-            let (len, needed) = (run.len(), run.needed());
+            let (len, needed) = (self.run(id).len(), self.needed(id, pin));
             if needed == len {
                 return;
             }
-            self.forget_names(id, needed, len);
+            self.forget_names(id, needed, len, pin);
             self.blocks -= u64::from(len - needed);
             if needed == 0 {
-                next = self.free_run(id);
+                next = self.free_run(id, pin);
                 continue;
             }
-            let run = self.run_mut(id);
-            give_back(&mut run.locals, needed as usize);
-            give_back(&mut run.sequences, needed as usize);
-            run.names.truncate(needed as usize);
-            run.hot.shrink(needed);
-            for (_, coverage) in &mut run.cold {
-                coverage.shrink(needed);
+            self.change(id);
+            let run = run_in(&self.chunks, id);
+            run.truncate(needed, &mut self.writer, pin);
+            if let Some(names) = &mut self.own_mut(id).byte_names {
+                names.truncate(needed as usize);
             }
         }
-    }
-
-    fn forget_names(&mut self, id: RunId, from: u32, to: u32) {
-        for offset in from..to {
-            let place = Place { run: id, offset };
-            let Self { names, runs, hasher, .. } = self;
-            let Some(run) = &runs[id.0 as usize] else { return };
-            let hash = hash_name(hasher, &run.names, offset);
-            if let Ok(entry) = names.find_entry(hash, |&of| of == place) {
-                entry.remove();
-            }
-        }
-        let Self { names, runs, hasher, .. } = self;
-        shrink_table(names, |&place| match &runs[place.run.0 as usize] {
-            Some(run) => hash_name(hasher, &run.names, place.offset),
-            None => 0,
-        });
     }
 
     /// Frees an empty run; the parent's run is to be trimmed next.
-    fn free_run(&mut self, id: RunId) -> Option<RunId> {
-        let sequence = self.run(id).sequences[0];
-        let hash = self.hasher.hash_one(sequence.0);
-        if let Ok(entry) = self.heads.find_entry(hash, |&run| run == id) {
-            entry.remove();
+    fn free_run(&mut self, id: RunId, pin: &Pin) -> Option<RunId> {
+        let first = self.run(id).first();
+        if let Some(heads) = self.tables.heads(pin)
+            && heads.remove(self.tables.head_hash(first), u64::from(id.0) + 1)
+        {
+            self.head_count -= 1;
+            if heads.room() > 64 && self.head_count < heads.room() / 3 {
+                self.resize_heads(self.head_count + self.head_count / 2, pin);
+            }
         }
-        let run = self.runs[id.0 as usize].take()?;
-        self.free.push(id);
-        let Self { heads, runs, hasher, .. } = self;
-        shrink_table(heads, |&run| {
-            hasher.hash_one(runs[run.0 as usize].as_ref().map_or(0, |run| run.sequences[0].0))
-        });
-        if self.free.len() == self.runs.len() {
-            self.runs = Vec::new();
-            self.free = Vec::new();
+        let parent = self.own(id).parent;
+        self.drop_run(id, pin);
+        if self.free.len() == self.own.len() {
+            self.drop_everything(pin);
         }
-        let parent = run.parent?;
-        self.run_mut(parent.run).remove_child(parent.offset);
+        let parent = parent?;
+        self.own_mut(parent.run).remove_child(parent.offset);
         Some(parent.run)
     }
 
-    /// Live bytes of runs and tables, estimated from capacities.
-    pub(super) fn bytes(&self) -> usize {
-        let runs: usize = self
-            .runs()
-            .map(|run| {
-                let names = match &run.names {
-                    Names::Ints(names) => names.capacity() * 8,
-                    Names::Bytes(names) => names.iter().map(|name| 16 + name.len()).sum(),
-                };
-                let partial = size_of_val(run.hot.partial());
-                names + partial + (run.locals.capacity() + run.sequences.capacity()) * 8
-            })
-            .sum();
-        runs + self.runs.capacity() * size_of::<Option<Run>>()
-            + self.names.capacity() * (size_of::<Place>() + 1)
-            + self.heads.capacity() * (size_of::<RunId>() + 1)
+    /// The last run is gone, and with it all that runs needed.
+    fn drop_everything(&mut self, pin: &Pin) {
+        self.close();
+        let versions = self.chunks.iter().flat_map(|chunk| chunk.iter()).map(|run| run.version.now());
+        self.next_version = versions.max().unwrap_or_default().max(self.next_version) + 2;
+        self.tables.chunks.replace(None, pin);
+        self.tables.heads.replace(None, pin);
+        self.chunks = Vec::new();
+        self.own = Vec::new();
+        self.free = Vec::new();
     }
-}
 
-fn hash_name(hasher: &RandomState, names: &Names, offset: u32) -> u64 {
-    match names {
-        Names::Ints(names) => hasher.hash_one(names[offset as usize]),
-        Names::Bytes(names) => hasher.hash_one(&*names[offset as usize]),
-    }
-}
-
-/// A vector that shrank to under a quarter of its buffer gives the rest back.
-fn give_back<T>(items: &mut Vec<T>, len: usize) {
-    items.truncate(len);
-    if items.capacity() > 8 && len < items.capacity() / 4 {
-        items.shrink_to(len * 2);
-    }
-}
-
-fn shrink_table<T>(table: &mut HashTable<T>, hash: impl Fn(&T) -> u64) {
-    if table.capacity() > 64 && table.len() < table.capacity() / 8 {
-        table.shrink_to(table.len() * 2, hash);
+    /// Live bytes of runs and tables.
+    pub(super) fn bytes(&self, pin: &Pin) -> usize {
+        let names = |own: &Own| {
+            own.byte_names.as_ref().map_or(0, |names| names.iter().map(|name| 16 + name.len()).sum::<usize>())
+        };
+        let runs: usize = self.live().map(|(run, own)| run.bytes(pin) + names(own)).sum();
+        runs + self.chunks.len() * CHUNK * size_of::<Run>()
+            + self.own.capacity() * size_of::<Option<Own>>()
+            + self.names.bytes()
+            + self.tables.heads(pin).map_or(0, LineTable::bytes)
     }
 }

@@ -12,6 +12,7 @@ pub struct Overlaps {
     scratch: Scratch,
     unlocated: Scratch,
     found: Vec<RankOverlap>,
+    tree_sizes: Vec<u64>,
 }
 
 impl Overlaps {
@@ -20,6 +21,7 @@ impl Overlaps {
         self.hashes.fill(prompt, pool.block_size);
         let query = IndexQuery { locals: self.hashes.locals(), sequences: self.hashes.sequences(), hybrid };
         pool.index.overlap(&query, &mut self.scratch);
+        pool.index.tree_sizes(&mut self.tree_sizes);
         self.found.clear();
         self.found.extend_from_slice(self.scratch.overlaps());
         if let Some(locals) = self.hashes.unlocated() {
@@ -43,7 +45,7 @@ impl Overlaps {
 
     /// Distinct device blocks of a rank at that moment.
     pub fn tree_size(&self, slot: RankSlot) -> u64 {
-        self.scratch.tree_size(slot)
+        self.tree_sizes.get(slot.index as usize).copied().unwrap_or_default()
     }
 
     /// What one rank holds of the prompt; a rank that holds nothing is not listed.

@@ -1,0 +1,117 @@
+//! What readers see of the ranks: who has which slot, and what each one's groups are.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use smallvec::SmallVec;
+
+use super::rank::Group;
+use super::shared::{Pin, Published};
+use super::version::Version;
+use crate::ids::RankSlot;
+
+/// Numbers of one rank that change without the roster.
+#[derive(Default, Debug)]
+pub(super) struct Gauge {
+    blocks: AtomicU64,
+}
+
+impl Gauge {
+    /// Blocks held in the hot layer.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks.load(Relaxed)
+    }
+
+    /// One thread writes, so this need not be one step.
+    pub(super) fn add(&self, blocks: i64) {
+        self.blocks.store(self.blocks().saturating_add_signed(blocks), Relaxed);
+    }
+
+    pub(super) fn reset(&self) {
+        self.blocks.store(0, Relaxed);
+    }
+}
+
+/// A rank as readers see it.
+#[derive(Clone, Debug)]
+pub(super) struct RankView {
+    pub(super) slot: RankSlot,
+    pub(super) gauge: Arc<Gauge>,
+    /// Its groups, if it holds more than device blocks of one group.
+    pub(super) layers: Option<Arc<SmallVec<[Group; 1]>>>,
+}
+
+/// Ranks by the index of their slot.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Ranks {
+    by_index: Vec<Option<RankView>>,
+    /// Those with layers.
+    layered: Vec<u32>,
+}
+
+impl Ranks {
+    /// One past the highest index.
+    pub(super) fn len(&self) -> usize {
+        self.by_index.len()
+    }
+
+    pub(super) fn at(&self, index: u32) -> Option<&RankView> {
+        self.by_index.get(index as usize)?.as_ref()
+    }
+
+    /// The rank with this slot, unless the slot is its predecessor's.
+    pub(super) fn get(&self, slot: RankSlot) -> Option<&RankView> {
+        self.at(slot.index).filter(|rank| rank.slot == slot)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Option<&RankView>> {
+        self.by_index.iter().map(Option::as_ref)
+    }
+
+    pub(super) fn layered(&self) -> &[u32] {
+        &self.layered
+    }
+}
+
+/// All ranks of an index, guarded by a version.
+#[derive(Default, Debug)]
+pub(super) struct Roster {
+    pub(super) version: Version,
+    ranks: Published<Ranks>,
+    /// One more than the index of the rank that is being cleared: it holds nothing, whatever the runs still
+    /// say. There is one writer, so there is one such rank at most.
+    hidden: AtomicU64,
+}
+
+impl Roster {
+    pub(super) fn ranks<'p>(&self, pin: &'p Pin) -> Option<&'p Ranks> {
+        self.ranks.load(pin)
+    }
+
+    pub(super) fn hidden(&self) -> Option<u32> {
+        self.hidden.load(Relaxed).checked_sub(1).and_then(|index| u32::try_from(index).ok())
+    }
+
+    /// Hides a rank from queries, at once; `None` hides none.
+    pub(super) fn hide(&self, index: Option<u32>) {
+        self.version.open();
+        self.hidden.store(index.map_or(0, |index| u64::from(index) + 1), Relaxed);
+        self.version.close();
+    }
+
+    /// Puts a rank in its place or takes it away. The writer's; the version must be open.
+    pub(super) fn put(&self, index: u32, rank: Option<RankView>, pin: &Pin) {
+        let mut ranks = self.ranks(pin).cloned().unwrap_or_default();
+        let at = index as usize;
+        if ranks.by_index.len() <= at {
+            ranks.by_index.resize(at + 1, None);
+        }
+        ranks.layered.retain(|of| *of != index);
+        if rank.as_ref().is_some_and(|rank| rank.layers.is_some()) {
+            ranks.layered.push(index);
+        }
+        ranks.by_index[at] = rank;
+        self.ranks.replace(Some(ranks), pin);
+    }
+}

@@ -1,0 +1,650 @@
+//! What readers see of a run: its hashes and who holds it, in two cache lines and a buffer.
+//!
+//! All of it is atomics, guarded by the run's [`Version`]. Functions that change something are the writer's
+//! and expect the version to be open.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use smallvec::SmallVec;
+
+use super::coverage::{Coverage, Interval};
+use super::shared::{Blocks, BlocksView, Pin, Published, SoleWriter, prefetch};
+use super::tree::Layer;
+use super::version::Version;
+use crate::block::{BlockHash, LocalBlockHash, SequenceHash};
+
+/// Blocks of one run: 18 bits of a table entry say where in its run a block lies. Two million tokens at 16 a
+/// block; longer prompts go on in a second run.
+pub(super) const MAX_RUN: u32 = 1 << 17;
+
+/// Every eighth block's sequence hash is kept, the others follow from it: at most seven steps of 5 ns where a
+/// prompt leaves a run in its middle, for one byte a block instead of eight.
+const CHECKPOINT: usize = 8;
+
+/// Ranks whose full holds are bits of the header; those of further ranks are in [`Ext`].
+const INLINE_RANKS: u32 = 256;
+pub(super) const INLINE_WORDS: usize = 4;
+
+/// Intervals in the header; more are spilled.
+const INLINE_INTERVALS: usize = 4;
+
+/// Words of a spill before its intervals: which ranks have some, the lowest end of those from 0, and whether
+/// these two say it all.
+const SPILL_HEADER: usize = INLINE_WORDS + 2;
+const FLOOR: usize = INLINE_WORDS;
+const VAGUE: usize = INLINE_WORDS + 1;
+
+/// Parts of a run that few have: holds of ranks past the header's bits, and of other tiers and groups.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Ext {
+    /// Full holds of ranks from 256 on.
+    wide: Vec<u64>,
+    pub(super) cold: Vec<(Layer, Coverage)>,
+}
+
+/// Consecutive blocks and who holds them.
+#[derive(Default, Debug)]
+#[repr(C, align(128))]
+pub(super) struct Run {
+    pub(super) version: Version,
+    blocks: Blocks,
+    len: AtomicU32,
+    interval_count: AtomicU32,
+    first: AtomicU64,
+    last: AtomicU64,
+    spill: Published<Box<[AtomicU64]>>,
+    ext: Published<Ext>,
+    /// Keeps the lines above and below apart.
+    spare: AtomicU64,
+    full: [AtomicU64; INLINE_WORDS],
+    inline: [AtomicU64; INLINE_INTERVALS],
+}
+
+impl Run {
+    /// A run whose versions go on from `version`.
+    pub(super) fn starting_at(version: u64) -> Self {
+        Self { version: Version::starting_at(version), ..Self::default() }
+    }
+
+    // === content ===
+
+    pub(super) fn len(&self) -> u32 {
+        self.len.load(Relaxed)
+    }
+
+    /// The sequence hash of the first block.
+    pub(super) fn first(&self) -> SequenceHash {
+        SequenceHash(self.first.load(Relaxed))
+    }
+
+    /// The sequence hash of the last block.
+    pub(super) fn last(&self) -> SequenceHash {
+        SequenceHash(self.last.load(Relaxed))
+    }
+
+    pub(super) fn hashes<'p>(&self, pin: &'p Pin) -> Hashes<'p> {
+        Hashes { view: self.blocks.load(pin), len: self.len() as usize }
+    }
+
+    pub(super) fn name_word(&self, offset: u32, pin: &Pin) -> u64 {
+        self.blocks.load(pin).beside(offset as usize).load(Relaxed)
+    }
+
+    pub(super) fn set_name_word(&self, offset: u32, word: u64, pin: &Pin) {
+        self.blocks.load(pin).beside(offset as usize).store(word, Relaxed);
+    }
+
+    /// How many of the names are those of the blocks from `offset` on.
+    pub(super) fn common_names(&self, offset: u32, names: &[BlockHash], pin: &Pin) -> usize {
+        let view = self.blocks.load(pin);
+        let words = &view.all_beside()[offset as usize..self.len() as usize];
+        let same = |(word, name): &(&AtomicU64, &BlockHash)| match name {
+            BlockHash::Int(name) => word.load(Relaxed) == *name,
+            BlockHash::Bytes(_) => false,
+        };
+        words.iter().zip(names).take_while(same).count()
+    }
+
+    /// Makes room for `more` blocks; their names may then be written.
+    pub(super) fn reserve(&self, more: usize, writer: &mut SoleWriter, pin: &Pin) {
+        let old = self.blocks.load(pin);
+        let len = self.len() as usize;
+        let needed = len + more;
+        // Hashes past the run's end were cut off, and a reader may still be comparing them.
+        if needed <= old.capacity() && old.count() == len {
+            return;
+        }
+        let grown = if len == 0 { needed } else { needed.max(old.capacity() + old.capacity() / 4) };
+        self.rebuild(grown, writer, pin);
+    }
+
+    fn rebuild(&self, capacity: usize, writer: &mut SoleWriter, pin: &Pin) {
+        let old = self.blocks.load(pin);
+        let len = self.len() as usize;
+        let capacity = capacity.next_multiple_of(CHECKPOINT);
+        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, writer, pin, |new, writer| {
+            new.append(&old.settled()[..len], writer);
+            for at in 0..len {
+                new.beside(at).store(old.beside(at).load(Relaxed), Relaxed);
+            }
+            for at in 0..len.div_ceil(CHECKPOINT) {
+                let check = old.beside(old.capacity() + at).load(Relaxed);
+                new.beside(capacity + at).store(check, Relaxed);
+            }
+        });
+    }
+
+    /// Appends blocks for which there is room. `parent` is the sequence hash before the first block of an
+    /// empty run.
+    pub(super) fn append(
+        &self,
+        parent: Option<SequenceHash>,
+        locals: &[u64],
+        writer: &mut SoleWriter,
+        pin: &Pin,
+    ) {
+        let view = self.blocks.load(pin);
+        let len = self.len() as usize;
+        let mut sequence = if len == 0 { parent } else { Some(self.last()) };
+        for (at, &local) in (len..).zip(locals) {
+            let next = SequenceHash::extend(sequence, LocalBlockHash(local));
+            if at == 0 {
+                self.first.store(next.0, Relaxed);
+            }
+            if at % CHECKPOINT == 0 {
+                view.beside(view.capacity() + at / CHECKPOINT).store(next.0, Relaxed);
+            }
+            sequence = Some(next);
+        }
+        if let Some(SequenceHash(last)) = sequence {
+            self.last.store(last, Relaxed);
+        }
+        view.append(locals, writer);
+        // Bounded by MAX_RUN.
+        #[allow(clippy::cast_possible_truncation)]
+        self.len.store((len + locals.len()) as u32, Relaxed);
+    }
+
+    /// Cuts the run to `len` blocks, beyond which nobody holds anything, and gives room back.
+    pub(super) fn truncate(&self, len: u32, writer: &mut SoleWriter, pin: &Pin) {
+        if len == 0 {
+            self.len.store(0, Relaxed);
+            self.blocks.release(pin);
+            return;
+        }
+        let last = self.hashes(pin).sequence(len as usize - 1);
+        self.len.store(len, Relaxed);
+        self.last.store(last.0, Relaxed);
+        self.shrink_holders(len, pin);
+        let capacity = self.blocks.load(pin).capacity();
+        if capacity > 2 * CHECKPOINT && (len as usize) < capacity / 2 {
+            self.rebuild(len as usize, writer, pin);
+        }
+    }
+
+    // === holders in the hot layer ===
+
+    /// Asks for the line that says who holds the run.
+    pub(super) fn prefetch_holders(&self) {
+        prefetch(&self.full);
+    }
+
+    /// Word `at` of the set of ranks that hold the whole run.
+    pub(super) fn full_word(&self, at: usize, pin: &Pin) -> u64 {
+        match self.full.get(at) {
+            Some(word) => word.load(Relaxed),
+            None => {
+                self.ext(pin).and_then(|ext| ext.wide.get(at - INLINE_WORDS)).copied().unwrap_or_default()
+            }
+        }
+    }
+
+    /// Whether the rank holds the whole run.
+    pub(super) fn is_full(&self, rank: u32, pin: &Pin) -> bool {
+        self.full_word((rank / 64) as usize, pin) >> (rank % 64) & 1 == 1
+    }
+
+    fn set_full(&self, rank: u32, full: bool, pin: &Pin) {
+        let bit = 1 << (rank % 64);
+        if rank < INLINE_RANKS {
+            let word = &self.full[(rank / 64) as usize];
+            let bits = word.load(Relaxed);
+            word.store(if full { bits | bit } else { bits & !bit }, Relaxed);
+            return;
+        }
+        let at = ((rank - INLINE_RANKS) / 64) as usize;
+        self.change_ext(pin, |ext| {
+            if ext.wide.len() <= at {
+                ext.wide.resize(at + 1, 0);
+            }
+            if full { ext.wide[at] |= bit } else { ext.wide[at] &= !bit }
+        });
+    }
+
+    fn wide_words<'p>(&self, pin: &'p Pin) -> &'p [u64] {
+        self.ext(pin).map_or(&[], |ext| &ext.wide)
+    }
+
+    fn nobody_is_full(&self, pin: &Pin) -> bool {
+        self.full.iter().all(|word| word.load(Relaxed) == 0)
+            && self.wide_words(pin).iter().all(|word| *word == 0)
+    }
+
+    fn full_ranks(&self, pin: &Pin) -> SmallVec<[u32; 8]> {
+        let words = INLINE_WORDS + self.wide_words(pin).len();
+        let mut ranks = SmallVec::new();
+        for (at, base) in (0..words).zip((0_u32..).step_by(64)) {
+            let mut bits = self.full_word(at, pin);
+            while bits != 0 {
+                ranks.push(base + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+        ranks
+    }
+
+    /// Whether the rank and no other holds the whole run.
+    pub(super) fn is_only_full(&self, rank: u32, pin: &Pin) -> bool {
+        let inline: u32 = self.full.iter().map(|word| word.load(Relaxed).count_ones()).sum();
+        let wide: u32 = self.wide_words(pin).iter().map(|word| word.count_ones()).sum();
+        inline + wide == 1 && self.is_full(rank, pin)
+    }
+
+    /// Intervals of all ranks that hold part of the run, by rank.
+    pub(super) fn partial<'p>(&'p self, pin: &'p Pin) -> Partial<'p> {
+        let spill = self.spill.load(pin).map(|spill| &**spill);
+        let words = spill.map_or(&self.inline[..], |spill| &spill[SPILL_HEADER..]);
+        // A reader may see a count and a spill that do not belong together; its version will say so.
+        let count = (self.interval_count.load(Relaxed) as usize).min(words.len());
+        Partial { words: &words[..count], spill }
+    }
+
+    /// Whether the rank holds this block.
+    pub(super) fn holds(&self, rank: u32, offset: u32, pin: &Pin) -> bool {
+        self.is_full(rank, pin)
+            || self.partial(pin).of(rank).any(|held| held.from <= offset && offset < held.to)
+    }
+
+    /// Whether the rank holds any block.
+    pub(super) fn holds_any(&self, rank: u32, pin: &Pin) -> bool {
+        self.is_full(rank, pin) || self.partial(pin).of(rank).next().is_some()
+    }
+
+    /// How many of the blocks `from..to` the rank does not hold, counted until the first that it does.
+    pub(super) fn not_held(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> u32 {
+        if self.is_full(rank, pin) {
+            return 0;
+        }
+        let next = self.partial(pin).of(rank).find(|held| held.to > from);
+        next.map_or(to, |held| held.from.clamp(from, to)) - from
+    }
+
+    /// How many of the blocks from `offset` on the rank holds without a hole.
+    pub(super) fn held_from(&self, rank: u32, offset: u32, pin: &Pin) -> u32 {
+        if self.is_full(rank, pin) {
+            return self.len() - offset;
+        }
+        let around = self.partial(pin).of(rank).find(|held| held.from <= offset && offset < held.to);
+        around.map_or(0, |held| held.to - offset)
+    }
+
+    /// One past the last block that anyone holds.
+    pub(super) fn reach(&self, pin: &Pin) -> u32 {
+        if !self.nobody_is_full(pin) {
+            return self.len();
+        }
+        self.partial(pin).iter().map(|held| held.to).max().unwrap_or_default()
+    }
+
+    /// Adds `from..to` to what the rank holds; returns how many blocks are new to it.
+    pub(super) fn hold(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> u32 {
+        if from >= to || self.is_full(rank, pin) {
+            return 0;
+        }
+        let (start, held) = self.partial(pin).range_of(rank);
+        let before: u32 = held.iter().map(|held| held.to - held.from).sum();
+        // Those that touch the new interval melt into it.
+        let first = held.iter().take_while(|held| held.to < from).count();
+        let touching = held[first..].iter().take_while(|held| held.from <= to).count();
+        let melted = &held[first..first + touching];
+        let from = melted.first().map_or(from, |held| held.from.min(from));
+        let to = melted.last().map_or(to, |held| held.to.max(to));
+        if from == 0 && to == self.len() {
+            self.splice(start, held.len(), &[], rank, pin);
+            self.set_full(rank, true, pin);
+            return to - before;
+        }
+        let gone: u32 = melted.iter().map(|held| held.to - held.from).sum();
+        self.splice(start + first, touching, &[Interval { rank, from, to }], rank, pin);
+        to - from - gone
+    }
+
+    /// Takes `from..to` away; returns how many blocks the rank had of it.
+    pub(super) fn release(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> u32 {
+        let (start, mut held) = self.partial(pin).range_of(rank);
+        let count = held.len();
+        if self.is_full(rank, pin) {
+            self.set_full(rank, false, pin);
+            held.push(Interval { rank, from: 0, to: self.len() });
+        }
+        let mut gone = 0;
+        let mut left = SmallVec::<[Interval; 4]>::new();
+        for held in held {
+            let (cut_from, cut_to) = (held.from.max(from), held.to.min(to));
+            if cut_from >= cut_to {
+                left.push(held);
+                continue;
+            }
+            gone += cut_to - cut_from;
+            let around = [Interval { to: cut_from, ..held }, Interval { from: cut_to, ..held }];
+            left.extend(around.into_iter().filter(|held| held.from < held.to));
+        }
+        self.splice(start, count, &left, rank, pin);
+        gone
+    }
+
+    /// Forgets the rank; returns how many blocks it had.
+    pub(super) fn release_rank(&self, rank: u32, pin: &Pin) -> u32 {
+        self.release(rank, 0, self.len(), pin)
+    }
+
+    /// The run will grow from `old` blocks by some that `by` alone holds (if anyone): all others that held
+    /// all of it hold a part from now on.
+    pub(super) fn grow_past(&self, old: u32, by: Option<u32>, pin: &Pin) {
+        for rank in self.full_ranks(pin).into_iter().filter(|rank| Some(*rank) != by) {
+            self.set_full(rank, false, pin);
+            let (start, _) = self.partial(pin).range_of(rank);
+            self.splice(start, 0, &[Interval { rank, from: 0, to: old }], rank, pin);
+        }
+    }
+
+    fn shrink_holders(&self, len: u32, pin: &Pin) {
+        let whole: SmallVec<[Interval; 8]> =
+            self.partial(pin).iter().filter(|held| held.from == 0 && held.to == len).collect();
+        for held in whole {
+            let (start, _) = self.partial(pin).range_of(held.rank);
+            self.splice(start, 1, &[], held.rank, pin);
+            self.set_full(held.rank, true, pin);
+        }
+        self.change_cold(pin, |coverage| coverage.shrink(len));
+    }
+
+    /// Replaces `count` intervals at `start`, all of them `rank`'s, by others of that rank.
+    fn splice(&self, start: usize, count: usize, with: &[Interval], rank: u32, pin: &Pin) {
+        let old = self.interval_count.load(Relaxed) as usize;
+        let new = old - count + with.len();
+        let mut spill = self.spill.load(pin).map(|spill| &**spill);
+        if new == 0 && spill.is_some() {
+            self.interval_count.store(0, Relaxed);
+            self.spill.replace(None, pin);
+            return;
+        }
+        if new > spill.map_or(INLINE_INTERVALS, |spill| spill.len() - SPILL_HEADER) {
+            self.spill_over(new + new / 2, pin);
+            spill = self.spill.load(pin).map(|spill| &**spill);
+        }
+        let words = spill.map_or(&self.inline[..], |spill| &spill[SPILL_HEADER..]);
+        let tail = start + count..old;
+        if with.len() > count {
+            let by = with.len() - count;
+            tail.rev().for_each(|at| words[at + by].store(words[at].load(Relaxed), Relaxed));
+        } else if with.len() < count {
+            let by = count - with.len();
+            tail.for_each(|at| words[at - by].store(words[at].load(Relaxed), Relaxed));
+        }
+        for (word, interval) in words[start..].iter().zip(with) {
+            word.store(packed(*interval), Relaxed);
+        }
+        // Bounded by ranks times MAX_RUN / 2, and in practice by the ranks.
+        #[allow(clippy::cast_possible_truncation)]
+        self.interval_count.store(new as u32, Relaxed);
+        let Some(spill) = spill else { return };
+        if spill.len() - SPILL_HEADER > 4 * new + 2 * INLINE_INTERVALS {
+            self.shrink_spill(pin);
+        } else {
+            summarise(spill, rank, with, self.partial(pin).of(rank).next().is_some());
+        }
+    }
+
+    /// Churn must not leave behind the buffers of its peaks.
+    fn shrink_spill(&self, pin: &Pin) {
+        let partial = self.partial(pin);
+        if partial.words.len() > INLINE_INTERVALS {
+            return self.spill_over(partial.words.len() * 2, pin);
+        }
+        for (inline, word) in self.inline.iter().zip(partial.words) {
+            inline.store(word.load(Relaxed), Relaxed);
+        }
+        self.spill.replace(None, pin);
+    }
+
+    fn spill_over(&self, room: usize, pin: &Pin) {
+        let words: Box<[AtomicU64]> = (0..SPILL_HEADER + room).map(|_| AtomicU64::new(0)).collect();
+        words[FLOOR].store(u64::MAX, Relaxed);
+        for (at, held) in self.partial(pin).iter().enumerate() {
+            words[SPILL_HEADER + at].store(packed(held), Relaxed);
+            summarise(&words, held.rank, &[held], true);
+        }
+        self.spill.replace(Some(words), pin);
+    }
+
+    // === other layers ===
+
+    pub(super) fn ext<'p>(&self, pin: &'p Pin) -> Option<&'p Ext> {
+        self.ext.load(pin)
+    }
+
+    /// Who holds what in a layer other than the hot one.
+    pub(super) fn cold<'p>(&self, layer: Layer, pin: &'p Pin) -> Option<&'p Coverage> {
+        let cold = &self.ext(pin)?.cold;
+        cold.iter().find(|(of, _)| *of == layer).map(|(_, coverage)| coverage)
+    }
+
+    /// Changes a layer's coverage, made if it is new and dropped if it is empty afterwards.
+    pub(super) fn change_layer<T>(
+        &self,
+        layer: Layer,
+        pin: &Pin,
+        change: impl FnOnce(&mut Coverage) -> T,
+    ) -> T {
+        let mut ext = self.ext(pin).cloned().unwrap_or_default();
+        let at = ext.cold.iter().position(|(of, _)| *of == layer).unwrap_or_else(|| {
+            ext.cold.push((layer, Coverage::default()));
+            ext.cold.len() - 1
+        });
+        let changed = change(&mut ext.cold[at].1);
+        self.put_ext(ext, pin);
+        changed
+    }
+
+    /// Changes the coverage of every layer but the hot one.
+    pub(super) fn change_cold(&self, pin: &Pin, change: impl FnMut(&mut Coverage)) {
+        if self.ext(pin).is_none_or(|ext| ext.cold.is_empty()) {
+            return;
+        }
+        let mut change = change;
+        self.change_ext(pin, |ext| ext.cold.iter_mut().for_each(|(_, coverage)| change(coverage)));
+    }
+
+    /// The run grew from `old` to `new` blocks, which in each layer the rank given by `by` holds.
+    pub(super) fn grow_cold(&self, old: u32, new: u32, by: impl Fn(Layer) -> Option<u32>, pin: &Pin) {
+        self.change_ext(pin, |ext| {
+            ext.cold.iter_mut().for_each(|(layer, coverage)| coverage.grow(old, new, by(*layer)));
+        });
+    }
+
+    fn change_ext(&self, pin: &Pin, change: impl FnOnce(&mut Ext)) {
+        let mut ext = self.ext(pin).cloned().unwrap_or_default();
+        change(&mut ext);
+        self.put_ext(ext, pin);
+    }
+
+    /// Layers and words that nobody holds anything in take no room.
+    fn put_ext(&self, mut ext: Ext, pin: &Pin) {
+        ext.cold.retain(|(_, coverage)| !coverage.is_empty());
+        while ext.wide.last() == Some(&0) {
+            ext.wide.pop();
+        }
+        let needed = !ext.cold.is_empty() || !ext.wide.is_empty();
+        self.ext.replace(needed.then_some(ext), pin);
+    }
+
+    /// Live bytes of the buffers, without the header.
+    pub(super) fn bytes(&self, pin: &Pin) -> usize {
+        let spill = self.spill.load(pin).map_or(0, |spill| 16 + size_of_val(&**spill));
+        let ext = self.ext(pin).map_or(0, |ext| {
+            size_of::<Ext>() + ext.wide.len() * 8 + ext.cold.len() * size_of::<(Layer, Coverage)>()
+        });
+        self.blocks.load(pin).bytes() + spill + ext
+    }
+}
+
+/// The hashes of a run at one moment.
+#[derive(Clone, Copy)]
+pub(super) struct Hashes<'p> {
+    view: BlocksView<'p>,
+    len: usize,
+}
+
+impl<'p> Hashes<'p> {
+    /// The local hashes.
+    pub(super) fn locals(self) -> &'p [u64] {
+        let settled = self.view.settled();
+        &settled[..self.len.min(settled.len())]
+    }
+
+    /// The sequence hash of the block at `offset`.
+    pub(super) fn sequence(self, offset: usize) -> SequenceHash {
+        let base = offset / CHECKPOINT * CHECKPOINT;
+        let start = SequenceHash(self.checkpoint(offset / CHECKPOINT));
+        let inner = &self.view.settled()[base + 1..=offset];
+        inner.iter().fold(start, |before, &local| SequenceHash::extend(Some(before), LocalBlockHash(local)))
+    }
+
+    fn checkpoint(self, nth: usize) -> u64 {
+        self.view.beside(self.view.capacity() + nth).load(Relaxed)
+    }
+
+    /// How many of these sequence hashes are the run's, by bisection: equality at a depth means equality
+    /// before it.
+    pub(super) fn common_sequences(self, wanted: &[u64]) -> usize {
+        let len = wanted.len().min(self.locals().len());
+        let (mut low, mut high) = (0, len.div_ceil(CHECKPOINT));
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.checkpoint(middle) == wanted[middle * CHECKPOINT] {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        let Some(base) = low.checked_sub(1).map(|nth| nth * CHECKPOINT) else { return 0 };
+        let mut sequence = SequenceHash(wanted[base]);
+        let mut at = base + 1;
+        while at < len.min(base + CHECKPOINT) {
+            sequence = SequenceHash::extend(Some(sequence), LocalBlockHash(self.locals()[at]));
+            if sequence.0 != wanted[at] {
+                break;
+            }
+            at += 1;
+        }
+        at
+    }
+}
+
+/// Intervals of a run at one moment, by rank.
+#[derive(Clone, Copy)]
+pub(super) struct Partial<'p> {
+    words: &'p [AtomicU64],
+    spill: Option<&'p [AtomicU64]>,
+}
+
+impl<'p> Partial<'p> {
+    pub(super) fn iter(self) -> impl Iterator<Item = Interval> + 'p {
+        self.words.iter().map(|word| unpacked(word.load(Relaxed)))
+    }
+
+    /// The rank's intervals, in order.
+    pub(super) fn of(self, rank: u32) -> impl Iterator<Item = Interval> + 'p {
+        let start = self.start_of(rank);
+        self.words
+            .get(start..)
+            .unwrap_or(&[])
+            .iter()
+            .map(|word| unpacked(word.load(Relaxed)))
+            .take_while(move |held| held.rank == rank)
+    }
+
+    fn start_of(self, rank: u32) -> usize {
+        let from = packed(Interval { rank, from: 0, to: 0 });
+        if self.words.len() <= 2 * INLINE_INTERVALS {
+            return self.words.iter().take_while(|word| word.load(Relaxed) < from).count();
+        }
+        self.words.partition_point(|word| word.load(Relaxed) < from)
+    }
+
+    fn range_of(self, rank: u32) -> (usize, SmallVec<[Interval; 4]>) {
+        (self.start_of(rank), self.of(rank).collect())
+    }
+
+    /// What is said of all intervals at once, if there are too many for the header.
+    pub(super) fn summary(self) -> Option<Summary<'p>> {
+        self.spill.map(|spill| Summary { words: spill })
+    }
+}
+
+/// What is true of all intervals of a run.
+#[derive(Clone, Copy)]
+pub(super) struct Summary<'p> {
+    words: &'p [AtomicU64],
+}
+
+impl Summary<'_> {
+    /// Ranks that have intervals, by their number modulo 256. May name a rank too many where `exact` is
+    /// false, never one too few.
+    pub(super) fn ranks(self, word: usize) -> u64 {
+        self.words[word % INLINE_WORDS].load(Relaxed)
+    }
+
+    /// All intervals begin at 0 and reach at least this far, and `ranks` names their ranks exactly.
+    pub(super) fn common_reach(self) -> Option<u32> {
+        if self.words[VAGUE].load(Relaxed) != 0 {
+            return None;
+        }
+        Some(u32::try_from(self.words[FLOOR].load(Relaxed)).unwrap_or(u32::MAX))
+    }
+}
+
+/// Keeps a spill's summary true after a rank's intervals changed. What is lost in precision (a floor that
+/// could rise, a hole that was filled) comes back with the next spill.
+fn summarise(spill: &[AtomicU64], rank: u32, with: &[Interval], any_left: bool) {
+    let word = &spill[(rank / 64) as usize % INLINE_WORDS];
+    let bit = 1 << (rank % 64);
+    let vague = rank >= INLINE_RANKS || with.iter().any(|held| held.from > 0);
+    if vague {
+        spill[VAGUE].store(1, Relaxed);
+    }
+    if any_left {
+        word.store(word.load(Relaxed) | bit, Relaxed);
+    } else if spill[VAGUE].load(Relaxed) == 0 {
+        word.store(word.load(Relaxed) & !bit, Relaxed);
+    }
+    for held in with.iter().filter(|held| held.from == 0) {
+        spill[FLOOR].store(spill[FLOOR].load(Relaxed).min(u64::from(held.to)), Relaxed);
+    }
+}
+
+/// Rank, beginning and end of an interval in one word; ordered as they are. 20 bits hold a million ranks, 22
+/// a run of any length.
+fn packed(held: Interval) -> u64 {
+    debug_assert!(held.rank < 1 << 20 && held.to < 1 << 22);
+    u64::from(held.rank) << 44 | u64::from(held.from) << 22 | u64::from(held.to)
+}
+
+// The masks leave what fits.
+#[allow(clippy::cast_possible_truncation)]
+fn unpacked(word: u64) -> Interval {
+    let part = |shift: u32| (word >> shift & 0x3f_ffff) as u32;
+    Interval { rank: (word >> 44) as u32, from: part(22), to: part(0) }
+}
