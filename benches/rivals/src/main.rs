@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use rivals::measure::{histories, serving};
+use rivals::measure::{histories, instructions, serving, side_by_side, wire};
 use rivals::plan::{Options, USAGE};
 use rivals::report::{Report, Setting};
 use rivals::samples::Findings;
@@ -32,6 +32,10 @@ fn main() -> ExitCode {
 
 /// Runs what was asked for; the number of wrong answers of ours.
 fn run(options: &Options) -> Result<u64, String> {
+    if let Some((name, call)) = &options.counted {
+        println!("{}", instructions::child(name, call)?);
+        return Ok(0);
+    }
     let mut findings = Findings::default();
     let start = Instant::now();
     let say = |what: &str| eprintln!("[{:4} s] {what}", start.elapsed().as_secs());
@@ -41,12 +45,24 @@ fn run(options: &Options) -> Result<u64, String> {
             say(&format!("round {}: {}", round + 1, spec.label));
             serving::timings(spec, *plan, 1 + round as u64, &mut findings);
         }
+        for (spec, plan) in &options.side_by_side() {
+            say(&format!("round {}: side by side, {}", round + 1, spec.label));
+            side_by_side::measure(spec, *plan, 1 + round as u64, &mut findings);
+        }
+        if let Some(spec) = options.wire() {
+            say(&format!("round {}: wire to index, {}", round + 1, spec.label));
+            wire::measure(&spec, 1 + round as u64, &mut findings)?;
+        }
+    }
+    if options.wants("instructions") && !options.ten_million {
+        say("instructions");
+        instructions::count(&mut findings);
     }
     if options.wants("heap") {
         say("live bytes and allocations");
         weigh(options, &mut findings);
     }
-    if options.wants("histories") {
+    if options.wants("histories") && !options.ten_million {
         say("histories");
         histories::count(&mut findings);
     }
@@ -73,6 +89,9 @@ fn heap_findings(options: &Options) -> Result<Findings, String> {
     let mut command = Command::new(&program);
     if options.quick {
         command.arg("--quick");
+    }
+    if options.ten_million {
+        command.arg("--ten-million");
     }
     if let Some(trace) = &options.trace {
         command.arg("--trace").arg(trace);

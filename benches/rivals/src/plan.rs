@@ -82,7 +82,11 @@ impl Options {
     ///
     /// When the trace cannot be read.
     pub fn workloads(&self) -> io::Result<Vec<(Spec, Plan)>> {
-        let questions = if self.quick { 600 } else { 1_500 };
+        let questions = self.questions();
+        if self.ten_million {
+            let plan = Plan { field: Field::Best, questions, one_block: false };
+            return Ok(vec![(Spec::traffic(256, 10_000_000, 1_000_000), plan)]);
+        }
         let all = Plan { field: Field::All, questions, one_block: false };
         let of_256 = match self.quick {
             true => Spec::traffic(256, 2_000_000, 800_000),
@@ -107,6 +111,29 @@ impl Options {
         ];
         workloads.retain(|(spec, _)| self.wants(&spec.label));
         Ok(workloads)
+    }
+
+    /// Where one thread reads what another writes.
+    pub fn side_by_side(&self) -> Vec<(Spec, Plan)> {
+        let plan = Plan { field: Field::All, questions: self.questions(), one_block: false };
+        let mut specs = vec![Spec::traffic(64, 1_000_000, 0)];
+        if !self.quick {
+            specs.push(Spec::traffic(256, 4_000_000, 0));
+        }
+        if self.ten_million || !self.wants("side by side") {
+            specs.clear();
+        }
+        specs.into_iter().map(|spec| (spec, plan)).collect()
+    }
+
+    /// What is sent in frames.
+    pub fn wire(&self) -> Option<Spec> {
+        let churn = if self.quick { 600_000 } else { 1_500_000 };
+        (!self.ten_million && self.wants("wire")).then(|| Spec::traffic(64, 500_000, churn))
+    }
+
+    fn questions(&self) -> usize {
+        if self.quick { 600 } else { 1_500 }
     }
 
     fn trace_spec(&self) -> io::Result<Spec> {

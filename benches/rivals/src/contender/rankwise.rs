@@ -8,7 +8,7 @@ use rankwise::index::{
     self, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
 };
 
-use super::{Ask, Contender, DumpCost, Keys, Nanos};
+use super::{Ask, Contender, Keys, Nanos};
 use crate::cpu;
 use crate::workload::blocks::{BLOCK_SIZE, Blocks, Event};
 use crate::workload::questions::Question;
@@ -30,7 +30,8 @@ pub struct Rankwise {
 struct Queue {
     events: Vec<Queued>,
     names: Vec<BlockHash>,
-    tokens: Vec<u32>,
+    /// Content hashes, as the peers get them: hashing is measured on the way from the wire.
+    locals: Vec<LocalBlockHash>,
 }
 
 #[derive(Debug)]
@@ -60,20 +61,20 @@ impl Contender for Rankwise {
     }
 
     fn load(&mut self, blocks: &Blocks, events: &[Event]) {
-        let Queue { events: queued, names, tokens } = &mut self.queue;
+        let Queue { events: queued, names, locals } = &mut self.queue;
         for event in events {
             let start = names.len();
             match event {
                 Event::Stored { rank, parent, blocks: stored } => {
                     names.extend(stored.iter().map(|&block| BlockHash::Int(blocks.name(*rank, block))));
-                    stored.iter().for_each(|&block| blocks.push_tokens(block, tokens));
+                    locals.extend(stored.iter().map(|&block| LocalBlockHash(blocks.local(block))));
                     let parent = parent.map(|parent| BlockHash::Int(blocks.name(*rank, parent)));
                     queued.push(Queued::Store { rank: *rank as usize, parent, names: start..names.len() });
                 }
                 Event::Removed { rank, blocks: removed } => {
                     names.extend(removed.iter().map(|&block| BlockHash::Int(blocks.name(*rank, block))));
-                    // Removals have no tokens; the gap keeps both arrays in step.
-                    tokens.resize(names.len() * BLOCK_SIZE as usize, 0);
+                    // Removals have no content; the gap keeps both arrays in step.
+                    locals.resize(names.len(), LocalBlockHash(0));
                     queued.push(Queued::Remove { rank: *rank as usize, names: start..names.len() });
                 }
                 Event::Cleared { rank } => queued.push(Queued::Clear { rank: *rank as usize }),
@@ -90,13 +91,12 @@ impl Contender for Rankwise {
                 for event in events {
                     match event {
                         Queued::Store { rank, parent, names } => {
-                            let size = BLOCK_SIZE as usize;
                             let request = StoreRequest {
                                 tier: Tier::Device,
                                 group: GroupTag::default(),
                                 names: &queue.names[names.clone()],
                                 parent: parent.as_ref(),
-                                tokens: StoreTokens::Ids(&queue.tokens[names.start * size..names.end * size]),
+                                tokens: StoreTokens::Locals(&queue.locals[names.clone()]),
                                 block_size: BLOCK_SIZE,
                                 isolation: Isolation::default(),
                                 keys: &[],
@@ -122,10 +122,6 @@ impl Contender for Rankwise {
 
     fn uses_sequences(&self) -> bool {
         true
-    }
-
-    fn dump_and_rebuild(&mut self) -> Option<DumpCost> {
-        None
     }
 }
 

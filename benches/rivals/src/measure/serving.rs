@@ -1,6 +1,6 @@
 //! One workload from empty caches to empty caches.
 
-use super::{CHUNK, Gauge, Spec, Table, no_gauge, queries};
+use super::{CHUNK, Gauge, Spec, Table, no_gauge, queries, side_by_side};
 use crate::contender::{self, Field};
 use crate::samples::Findings;
 use crate::workload::blocks::Event;
@@ -10,6 +10,8 @@ use crate::workload::{self, Workload, questions};
 const DRAIN_EVENT: usize = 64;
 /// Share of the entries that draining evicts.
 const DRAINED: f64 = 0.4;
+/// Ranks that are cleared, one after another.
+const CLEARED: usize = 5;
 
 /// What to measure on the way.
 #[derive(Clone, Copy, Debug)]
@@ -156,27 +158,21 @@ impl Run {
         self.table.feed(&self.workload.fleet().blocks, &events);
     }
 
-    /// Clears a few ranks, one at a time.
+    /// Clears a few ranks, one at a time, each beside a reader.
     pub fn clear_some_ranks(&mut self, label: &str, findings: &mut Findings) {
         self.workload.fleet_mut().stop();
         let ranks = self.workload.fleet().ranks();
-        let some: Vec<u32> = (0..ranks).step_by((ranks as usize / 4).max(1)).take(3).collect();
-        let mut times: Vec<Vec<f64>> = self.table.seats.iter().map(|_| Vec::new()).collect();
-        for rank in some {
+        for rank in (0..ranks).step_by((ranks as usize / CLEARED).max(1)).take(CLEARED) {
+            let Some(question) = side_by_side::question_for(&self.workload, rank) else { continue };
             let mut events = Vec::new();
             self.workload.fleet_mut().clear(rank, &mut events);
             for at in self.table.in_turn() {
-                let contender = &mut self.table.seats[at].contender;
+                let contender = self.table.seats[at].contender.as_mut();
                 contender.load(&self.workload.fleet().blocks, &events);
-                let invisible = contender.apply();
-                let done = invisible + contender.settle();
-                times[at].push(invisible as f64 / 1e3);
-                findings.add("clear a rank, until done (us)", label, contender.name(), done as f64 / 1e3);
-            }
-        }
-        for (seat, times) in self.table.seats.iter().zip(times) {
-            for time in times {
-                findings.add("clear a rank, until invisible (us)", label, seat.contender.name(), time);
+                let clear = side_by_side::clear_beside_a_reader(contender, &question, rank);
+                let name = contender.name();
+                findings.add("clear a rank, until invisible (us)", label, name, clear.invisible);
+                findings.add("clear a rank, until done (us)", label, name, clear.done);
             }
         }
     }

@@ -56,7 +56,14 @@ fn one_contender(
     label: &str,
     findings: &mut Findings,
 ) {
-    let Some(mut reader) = contender.reader() else { return };
+    let Some(mut reader) = contender.reader() else {
+        // It follows, so that its answers can be checked with the others'.
+        for events in chunks {
+            contender.load(blocks, events);
+            contender.apply();
+        }
+        return;
+    };
     let (writing, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (mut nanos, mut named) = (0, 0);
     let mut times = std::thread::scope(|scope| {
@@ -109,43 +116,51 @@ fn read_while(
     times
 }
 
-/// Clears a rank and says how long a reader on another thread still saw it, in microseconds from the moment
-/// before the call; for a contender that no other thread can read, how long the call took.
-pub fn clear_seen_by_a_reader(contender: &mut dyn Contender, question: &Question, rank: u32) -> f64 {
-    let start = Instant::now();
+/// What clearing a rank cost, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Clear {
+    /// From the moment before the call until a reader on another thread no longer saw the rank; for a contender
+    /// that no other thread can read, until the call returned.
+    pub invisible: f64,
+    /// CPU time of the call and of what it put off.
+    pub done: f64,
+}
+
+/// Clears `rank`, which was loaded and has an answer for `question`.
+pub fn clear_beside_a_reader(contender: &mut dyn Contender, question: &Question, rank: u32) -> Clear {
+    let origin = Instant::now();
     let Some(mut reader) = contender.reader() else {
-        contender.apply();
-        return micros_since(start);
+        let done = contender.apply();
+        let invisible = micros(origin.elapsed().as_nanos() as u64);
+        return Clear { invisible, done: micros(done + contender.settle()) };
     };
     let (ready, gone) = (AtomicBool::new(false), AtomicU64::new(0));
-    let origin = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut answer = Vec::new();
-            loop {
+            let mut seen = true;
+            while seen {
                 reader.pose(question, Keys::Content);
                 reader.ask();
                 reader.answer(&mut answer);
-                let seen = answer.iter().any(|&(of, reach)| of == rank && reach > 0);
+                seen = answer.iter().any(|&(of, reach)| of == rank && reach > 0);
                 ready.store(true, Ordering::SeqCst);
-                // A rank that never is seen to go would never end this: the caller chose a question that it
-                // answers, and has cleared it by then.
-                if !seen {
-                    gone.store(origin.elapsed().as_nanos() as u64, Ordering::SeqCst);
-                    break;
-                }
+                // Who never forgets the rank is caught by the check of answers, not by waiting for ever.
+                seen &= origin.elapsed().as_secs() < 2;
             }
+            gone.store(origin.elapsed().as_nanos() as u64, Ordering::SeqCst);
         });
         while !ready.load(Ordering::SeqCst) {
             std::hint::spin_loop();
         }
         let begun = origin.elapsed().as_nanos() as u64;
-        contender.apply();
-        // The reader's last look is at most one question after the end of the call.
+        let done = contender.apply();
+        let done = done + contender.settle();
         while gone.load(Ordering::SeqCst) == 0 {
-            std::hint::spin_loop();
+            std::thread::yield_now();
         }
-        gone.load(Ordering::SeqCst).saturating_sub(begun) as f64 / 1e3
+        let invisible = gone.load(Ordering::SeqCst).saturating_sub(begun);
+        Clear { invisible: micros(invisible), done: micros(done) }
     })
 }
 
@@ -156,6 +171,6 @@ pub fn question_for(workload: &Workload, rank: u32) -> Option<Question> {
     Some(Question::new(fleet, path[..1].to_vec()))
 }
 
-fn micros_since(start: Instant) -> f64 {
-    start.elapsed().as_nanos() as f64 / 1e3
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
 }

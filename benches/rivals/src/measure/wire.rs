@@ -7,9 +7,8 @@ use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
 use rankwise::block::{BlockSize, LocalBlockHash};
 use rankwise::fleet::{PoolKey, Ranks, WorkerSpec};
 use rankwise::ids::{Moment, RankKey, SourceId};
-use rankwise::index::HybridRule;
+use rankwise::index::{HybridRule, IndexQuery, Scratch};
 use rankwise::indexer::{Config, Indexer, Input, View};
-use rankwise::routing::{Overlaps, Prompt};
 use rmp::encode;
 
 use super::{CHUNK, Spec};
@@ -101,7 +100,7 @@ struct Ours {
     indexer: Indexer,
     view: View,
     sources: Vec<SourceId>,
-    overlaps: Overlaps,
+    scratch: Scratch,
     now: u64,
 }
 
@@ -119,7 +118,7 @@ impl Ours {
         for &source in &sources {
             indexer.handle(Moment(0), Input::Connected { source }, &mut actions);
         }
-        Ok(Self { indexer, view, sources, overlaps: Overlaps::default(), now: 0 })
+        Ok(Self { indexer, view, sources, scratch: Scratch::default(), now: 0 })
     }
 }
 
@@ -151,11 +150,11 @@ impl TakesFrames for Ours {
         let Some(pool) = fleet.only_pool() else { return };
         let locals: Vec<LocalBlockHash> =
             question.locals.iter().map(|&local| LocalBlockHash(local)).collect();
-        self.overlaps.find(pool, &Prompt::locals(&locals), HybridRule::Joint);
-        let ranks: Vec<_> = pool.ranks().map(|(_, rank)| (rank.slot, rank.rank.dp_rank.0)).collect();
-        into.extend(self.overlaps.found().iter().filter_map(|overlap| {
-            let known = ranks.iter().find(|(slot, _)| *slot == overlap.slot);
-            known.map(|&(_, rank)| (rank, overlap.device))
+        let query = IndexQuery { locals: &locals, sequences: &[], hybrid: HybridRule::Joint };
+        pool.index.overlap(&query, &mut self.scratch);
+        into.extend(pool.ranks().filter_map(|(_, rank)| {
+            let overlap = self.scratch.overlap(rank.slot)?;
+            Some((rank.plan.rank.dp_rank.0, overlap.device))
         }));
     }
 }
