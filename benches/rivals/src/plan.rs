@@ -106,7 +106,7 @@ impl Options {
             (own_names, Plan { field: Field::Best, ..all }),
             (
                 Spec::traffic(8, 16_000, 8_000),
-                Plan { field: Field::WithNaive, questions: 100, one_block: false },
+                Plan { field: Field::WithNaive, questions: 20, one_block: false },
             ),
         ];
         workloads.retain(|(spec, _)| self.wants(&spec.label));

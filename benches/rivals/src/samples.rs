@@ -46,6 +46,13 @@ impl Findings {
         self.samples.push(Sample { measure: measure.into(), workload, contender, value });
     }
 
+    /// Adds a remark, once.
+    pub fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
     /// Compares an answer with the truth.
     pub fn check(&mut self, scenario: &str, contender: &str, truth: &[(u32, u32)], answer: &[(u32, u32)]) {
         let known = self.exactness.iter().position(|(of, by, _)| of == scenario && by == contender);

@@ -100,6 +100,8 @@ pub struct Table {
     pub seats: Vec<Seat>,
     gauge: Gauge,
     turn: usize,
+    /// Events and blocks since the last note.
+    fed: (usize, usize),
 }
 
 impl Table {
@@ -112,19 +114,21 @@ impl Table {
             let live = gauge().live - before;
             seats.push(Seat { contender, live, peak: live, nanos: 0, blocks: 0 });
         }
-        Self { seats, gauge, turn: 0 }
+        Self { seats, gauge, turn: 0, fed: (0, 0) }
     }
 
     /// A table of these contenders, whose first bytes are not counted.
     pub fn of(contenders: Vec<Box<dyn Contender>>) -> Self {
         let seats = contenders.into_iter();
         let seats = seats.map(|contender| Seat { contender, live: 0, peak: 0, nanos: 0, blocks: 0 });
-        Self { seats: seats.collect(), gauge: no_gauge, turn: 0 }
+        Self { seats: seats.collect(), gauge: no_gauge, turn: 0, fed: (0, 0) }
     }
 
     /// Everyone applies the events; each time someone else begins.
     pub fn feed(&mut self, blocks: &Blocks, events: &[Event]) {
         let named: usize = events.iter().map(Event::blocks).sum();
+        self.fed.0 += events.len();
+        self.fed.1 += named;
         for nth in 0..self.seats.len() {
             let at = (self.turn + nth) % self.seats.len();
             let seat = &mut self.seats[at];
@@ -143,6 +147,12 @@ impl Table {
         let seats = self.seats.len();
         self.turn += 1;
         (0..seats).map(|nth| (self.turn + nth) % seats).collect()
+    }
+
+    /// Blocks per event since the last call; `None` if there was no event.
+    pub fn blocks_per_event(&mut self) -> Option<f64> {
+        let (events, blocks) = std::mem::take(&mut self.fed);
+        (events > 0).then(|| blocks as f64 / events as f64)
     }
 
     /// Nanoseconds per block since the last call, by seat; `None` if there were no blocks.

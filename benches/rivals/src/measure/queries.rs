@@ -15,6 +15,8 @@ const GROUP: usize = 100;
 const BATCH: usize = 10;
 /// Time without the core that is no mere interrupt.
 const LOST: u64 = 50_000;
+/// A third of the time that the kernel leaves a core to one of several threads.
+const SLICE: u64 = 1_000_000;
 /// Tries to keep the core for a batch, then the time counts as it is.
 const TRIES: usize = 4;
 /// Times that every question is asked; percentiles are the median of the passes'.
@@ -98,7 +100,8 @@ fn undisturbed(mut batch: impl FnMut() -> Vec<u64>) -> Vec<u64> {
         let (start, before) = (Instant::now(), cpu::thread_nanos());
         times = batch();
         let ran = cpu::thread_nanos() - before;
-        if (start.elapsed().as_nanos() as u64).saturating_sub(ran) < LOST {
+        // What takes longer than the kernel's slice cannot be had undisturbed.
+        if ran > SLICE || (start.elapsed().as_nanos() as u64).saturating_sub(ran) < LOST {
             break;
         }
     }

@@ -189,6 +189,14 @@ impl Run {
     }
 
     fn note_costs(&mut self, phase: &str, label: &str, findings: &mut Findings) {
+        if let Some(mean) = self.table.blocks_per_event() {
+            let fleet = self.workload.fleet();
+            let share = fleet.entries() as f64 / fleet.distinct().max(1) as f64;
+            findings.note(format!(
+                "{label}, {phase}: {mean:.1} blocks per event, then {} entries, {share:.2} per distinct block",
+                fleet.entries()
+            ));
+        }
         let costs = self.table.costs();
         for (seat, cost) in self.table.seats.iter().zip(costs) {
             if let Some(cost) = cost {
