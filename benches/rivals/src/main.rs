@@ -68,7 +68,7 @@ fn run(options: &Options) -> Result<u64, String> {
     }
     say("done");
     let report = Report::new(&findings, setting());
-    print!("{}", report.text());
+    print!("{}", report.text(options.every_row));
     if let Some(path) = &options.json {
         let json = report.json().map_err(|error| error.to_string())?;
         fs::write(path, json).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -21,6 +21,8 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// Only the run of ten million entries.
     pub ten_million: bool,
+    /// Print every row, not only those that say most.
+    pub every_row: bool,
     /// Only workloads and measures whose name contains this.
     pub only: Option<String>,
     /// Times that everything timed is repeated, with other seeds.
@@ -31,13 +33,14 @@ pub struct Options {
 
 /// How to call the program.
 pub const USAGE: &str = "\
-rivals [--quick] [--json FILE] [--trace FILE] [--rounds N] [--only TEXT] [--ten-million]
+rivals [--quick] [--json FILE] [--trace FILE] [--rounds N] [--only TEXT] [--all] [--ten-million]
 
   --quick        a few minutes instead of half an hour
   --json FILE    write every row and every count of wrong answers to FILE
   --trace FILE   replay a public trace (JSON lines, .gz or not) instead of a small made-up one
   --rounds N     repeat everything timed N times with other seeds (1 with --quick, else 3)
   --only TEXT    only parts whose name contains TEXT
+  --all          print every row, not only those that say most
   --ten-million  only the run of ten million entries over 256 ranks";
 
 impl Options {
@@ -52,6 +55,7 @@ impl Options {
             let mut value = || args.next().ok_or(format!("{arg} needs a value"));
             match arg.as_str() {
                 "--quick" => options.quick = true,
+                "--all" => options.every_row = true,
                 "--ten-million" => options.ten_million = true,
                 "--json" => options.json = Some(value()?.into()),
                 "--trace" => options.trace = Some(value()?.into()),

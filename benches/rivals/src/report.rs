@@ -127,14 +127,7 @@ impl Report {
                 rows.push(row(None, Some(theirs), &theirs.measure, &theirs.workload, &theirs.contender));
             }
         }
-        let exactness = findings.exactness.iter().map(|(scenario, contender, tally)| Exactness {
-            scenario: scenario.clone(),
-            contender: contender.clone(),
-            queries: tally.queries,
-            over: tally.over,
-            under: tally.under,
-        });
-        Self { setting, rows, exactness: exactness.collect(), notes: findings.notes.clone() }
+        Self { setting, rows, exactness: in_order(findings), notes: findings.notes.clone() }
     }
 
     /// The JSON text.
@@ -152,12 +145,12 @@ impl Report {
         ours.map(|count| count.over + count.under).sum()
     }
 
-    /// The tables for a terminal.
-    pub fn text(&self) -> String {
+    /// The tables for a terminal: every row, or those that say most.
+    pub fn text(&self, every_row: bool) -> String {
         let mut text = String::new();
         let Setting { date, machine, command } = &self.setting;
         let _ = writeln!(text, "{date}\n{machine}\n{command}\n");
-        self.ratios(&mut text);
+        self.ratios(every_row, &mut text);
         self.wrong(&mut text);
         for note in &self.notes {
             let _ = writeln!(text, "note: {note}");
@@ -165,7 +158,7 @@ impl Report {
         text
     }
 
-    fn ratios(&self, text: &mut String) {
+    fn ratios(&self, every_row: bool, text: &mut String) {
         let mut rivals: Vec<&str> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.rival_name.is_empty()) {
             if !rivals.contains(&row.rival_name.as_str()) {
@@ -176,7 +169,7 @@ impl Report {
         lines[0].extend(rivals.iter().map(|rival| format!("/ {rival}")));
         lines[0].extend(["goal".to_owned(), "reached".to_owned()]);
         let mut done: Vec<(&str, &str)> = Vec::new();
-        for first in &self.rows {
+        for first in self.rows.iter().filter(|row| every_row || says_much(row)) {
             let key = (first.workload.as_str(), first.measure.as_str());
             if done.contains(&key) {
                 continue;
@@ -224,6 +217,22 @@ impl Report {
         }
         aligned(&lines, text);
     }
+}
+
+/// Scenarios as they came, ours first in each.
+fn in_order(findings: &Findings) -> Vec<Exactness> {
+    let counts = &findings.exactness;
+    let first = |wanted: &str| counts.iter().position(|(scenario, ..)| scenario == wanted);
+    let mut order: Vec<_> = counts.iter().collect();
+    order.sort_by_key(|(scenario, contender, _)| (first(scenario), contender != OURS, contender.as_str()));
+    let exactness = order.into_iter().map(|(scenario, contender, tally)| Exactness {
+        scenario: scenario.clone(),
+        contender: contender.clone(),
+        queries: tally.queries,
+        over: tally.over,
+        under: tally.under,
+    });
+    exactness.collect()
 }
 
 /// Our value beside everyone's.
@@ -301,6 +310,12 @@ fn add_rank_scaling(medians: &mut Vec<Sample>) {
         })
         .collect();
     medians.extend(scalings);
+}
+
+/// Rows with a goal, everything that is no query, and the queries' medians.
+fn says_much(row: &Row) -> bool {
+    let median = row.measure.contains("p50, content");
+    row.goal.is_some() || median || !row.measure.starts_with("query ")
 }
 
 fn number(value: f64) -> String {

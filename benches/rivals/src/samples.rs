@@ -119,3 +119,19 @@ pub fn percentile<T: Copy + PartialOrd>(values: &mut [T], share: f64) -> T {
     let at = (values.len() as f64 * share) as usize;
     values[at.min(values.len() - 1)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_much_and_too_little_are_told_apart() {
+        let truth = [(0, 3), (2, 5)];
+        assert_eq!(compare(&truth, &[(2, 5), (0, 3)]), (false, false));
+        assert_eq!(compare(&truth, &[(0, 3), (2, 5), (1, 0)]), (false, false));
+        assert_eq!(compare(&truth, &[(0, 4), (2, 5)]), (true, false));
+        assert_eq!(compare(&truth, &[(0, 3), (2, 5), (1, 1)]), (true, false));
+        assert_eq!(compare(&truth, &[(0, 3)]), (false, true));
+        assert_eq!(compare(&truth, &[(0, 9), (2, 4)]), (true, true));
+    }
+}

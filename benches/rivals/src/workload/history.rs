@@ -347,3 +347,47 @@ impl Holding {
         copies
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Replays each history into plain sets of copies: the truth must follow from the events alone.
+    #[test]
+    fn the_truth_follows_from_the_events() {
+        for scenario in Scenario::ALL {
+            let mut history = History::new(scenario, 5);
+            let mut held: Vec<FxHashMap<BlockId, usize>> = vec![FxHashMap::default(); RANKS as usize];
+            for _ in 0..2_000 {
+                let mut events = Vec::new();
+                history.step(&mut events);
+                events.iter().for_each(|event| follow(&mut held, event));
+                let path = history.prompt();
+                let reach = |held: &FxHashMap<BlockId, usize>| {
+                    path.iter().take_while(|block| held.get(block).is_some_and(|&copies| copies > 0)).count()
+                };
+                let expected: Vec<(u32, u32)> = (0..)
+                    .zip(held.iter().map(|held| reach(held) as u32))
+                    .filter(|&(_, reach)| reach > 0)
+                    .collect();
+                assert_eq!(history.truth(&path), expected, "{}", scenario.name());
+            }
+        }
+    }
+
+    fn follow(held: &mut [FxHashMap<BlockId, usize>], event: &Event) {
+        match event {
+            Event::Stored { rank, blocks, .. } => {
+                blocks.iter().for_each(|&block| *held[*rank as usize].entry(block).or_default() += 1);
+            }
+            Event::Removed { rank, blocks } => {
+                for block in blocks {
+                    if let Some(copies) = held[*rank as usize].get_mut(block) {
+                        *copies = copies.saturating_sub(1);
+                    }
+                }
+            }
+            Event::Cleared { rank } => held[*rank as usize].clear(),
+        }
+    }
+}

@@ -143,3 +143,23 @@ impl Pool {
         self.unpinned -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_goes_first_and_nothing_that_is_pinned() {
+        let mut pool = Pool::new(3);
+        let blocks = [BlockId(0), BlockId(1), BlockId(2)];
+        blocks.iter().for_each(|&block| pool.insert(block));
+        let mut evicted = Vec::new();
+        assert!(!pool.make_room(1, &mut evicted));
+        blocks.iter().rev().for_each(|&block| pool.release(block));
+        assert!(pool.pin(BlockId(2)));
+        assert!(pool.make_room(2, &mut evicted));
+        assert_eq!(evicted, [BlockId(1), BlockId(0)]);
+        assert!(pool.holds(BlockId(2)) && !pool.holds(BlockId(1)));
+        assert!(!pool.pin(BlockId(1)));
+    }
+}

@@ -167,3 +167,33 @@ impl Replay {
         Request { rank, path, prompt, done: 0, tag: 0 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_public_trace_is_read() {
+        let text = r#"{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}"#;
+        let line: TraceLine = serde_json::from_str(text).unwrap();
+        assert_eq!(line, TraceLine { input_length: 6758, output_length: 500, hash_ids: vec![0, 1, 2] });
+    }
+
+    #[test]
+    fn equal_ids_are_equal_blocks() {
+        let line = |ids: &[u64]| TraceLine {
+            input_length: ids.len() * TOKENS_PER_ID,
+            output_length: 16,
+            hash_ids: ids.to_vec(),
+        };
+        let mut replay = Replay::new(1, 1, 100_000, Vec::new());
+        let first = replay.request(&line(&[1, 2]));
+        let second = replay.request(&line(&[1, 2, 3]));
+        let other = replay.request(&line(&[4]));
+        assert_eq!(first.prompt, 64);
+        assert_eq!(first.path[..64], second.path[..64]);
+        assert_ne!(first.path[0], other.path[0]);
+        assert_eq!(first.path.len(), 65);
+    }
+}

@@ -186,3 +186,45 @@ impl Traffic {
         Request { rank: conversation.rank, path, prompt, done: 0, tag: at }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Replays the events into plain sets: they must say what the pools hold, leaves first.
+    #[test]
+    fn events_tell_the_truth_and_leave_no_hole() {
+        let mut traffic = Traffic::new(3, 4, 24_000);
+        let mut events = Vec::new();
+        traffic.pin_hot(&mut events);
+        (0..20_000).for_each(|_| traffic.step(&mut events));
+        let mut held: Vec<HashSet<BlockId>> = vec![HashSet::new(); 4];
+        let blocks = &traffic.fleet.blocks;
+        for event in &events {
+            match event {
+                Event::Stored { rank, parent, blocks: stored } => {
+                    let held = &mut held[*rank as usize];
+                    let mut before = *parent;
+                    for &block in stored {
+                        assert_eq!(blocks.parent(block), before);
+                        assert!(before.is_none_or(|before| held.contains(&before)));
+                        assert!(held.insert(block));
+                        before = Some(block);
+                    }
+                }
+                Event::Removed { rank, blocks: removed } => {
+                    assert!(removed.iter().all(|block| held[*rank as usize].remove(block)));
+                }
+                Event::Cleared { .. } => unreachable!("nobody clears"),
+            }
+        }
+        for (rank, held) in (0..).zip(&held) {
+            assert_eq!(held.len(), traffic.fleet.held(rank));
+            assert!(
+                held.iter().all(|&block| blocks.parent(block).is_none_or(|parent| held.contains(&parent)))
+            );
+        }
+        assert!(events.iter().any(|event| matches!(event, Event::Removed { .. })), "no churn");
+    }
+}
