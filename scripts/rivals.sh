@@ -10,5 +10,6 @@ set -euo pipefail
 # Files named by the user are looked up from where the user is.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target/rivals}
-cargo build --release --locked --manifest-path "$root/benches/rivals/Cargo.toml" >&2
+# Not --locked: when rankwise gains a dependency, the peers' versions stay and only that one is added.
+cargo build --release --manifest-path "$root/benches/rivals/Cargo.toml" >&2
 exec "$CARGO_TARGET_DIR/release/rivals" "$@"

@@ -320,7 +320,7 @@ fn says_much(row: &Row) -> bool {
 
 fn number(value: f64) -> String {
     match value {
-        value if value == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         value if value.abs() < 10.0 => format!("{value:.2}"),
         value if value.abs() < 100.0 => format!("{value:.1}"),
         value => format!("{value:.0}"),
