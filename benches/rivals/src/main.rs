@@ -32,8 +32,8 @@ fn main() -> ExitCode {
 
 /// Runs what was asked for; the number of wrong answers of ours.
 fn run(options: &Options) -> Result<u64, String> {
-    if let Some((name, call)) = &options.counted {
-        println!("{}", instructions::child(name, call)?);
+    if let Some(name) = &options.counted {
+        instructions::child(name)?;
         return Ok(0);
     }
     let mut findings = Findings::default();

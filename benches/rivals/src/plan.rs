@@ -27,8 +27,8 @@ pub struct Options {
     pub only: Option<String>,
     /// Times that everything timed is repeated, with other seeds.
     pub rounds: Option<usize>,
-    /// Count this contender's instructions for this call, under callgrind; used on a child process.
-    pub counted: Option<(String, String)>,
+    /// Do what is counted of this contender, under callgrind; used on a child process.
+    pub counted: Option<String>,
 }
 
 /// How to call the program.
@@ -63,7 +63,7 @@ impl Options {
                 "--rounds" => {
                     options.rounds = Some(value()?.parse().map_err(|_| "--rounds needs a number")?);
                 }
-                "--counted" => options.counted = Some((value()?, value()?)),
+                "--counted" => options.counted = Some(value()?),
                 other => return Err(format!("unknown argument {other}")),
             }
         }
