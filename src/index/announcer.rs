@@ -263,7 +263,13 @@ impl Announcer<'_> {
                 self.count(layer, 1);
                 place
             }
-            Extended::Known(place) | Extended::NewRun(place) => {
+            Extended::NewRun(place) => {
+                self.flush(layer, pending);
+                // Held at once, so that the next block may be appended.
+                self.announce(layer, name, place);
+                place
+            }
+            Extended::Known(place) => {
                 if self.is_plain_hold(layer, name, place) {
                     self.hold_soon(layer, place, pending);
                 } else {

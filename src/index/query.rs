@@ -335,7 +335,9 @@ impl View<'_> {
             let mut held = coverage.of(self.index).iter();
             held.find(|held| held.from <= offset && offset < held.to).map(|held| held.to)
         };
-        Ok(tiers.iter().filter_map(|tier| until(*tier)).max())
+        // A run that is being changed may end before the offset; its version will say so, but a walk must not
+        // turn back meanwhile.
+        Ok(tiers.iter().filter_map(|tier| until(*tier)).filter(|until| *until > offset).max())
     }
 
     /// The largest reach at which every group can go on: the engine's own joint answer.

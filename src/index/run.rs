@@ -283,10 +283,10 @@ impl Run {
     /// How many of the blocks from `offset` on the rank holds without a hole.
     pub(super) fn held_from(&self, rank: u32, offset: u32, pin: &Pin) -> u32 {
         if self.is_full(rank, pin) {
-            return self.len() - offset;
+            return self.len().saturating_sub(offset);
         }
         let around = self.partial(pin).of(rank).find(|held| held.from <= offset && offset < held.to);
-        around.map_or(0, |held| held.to - offset)
+        around.map_or(0, |held| held.to.saturating_sub(offset))
     }
 
     /// One past the last block that anyone holds.

@@ -127,6 +127,8 @@ struct Own {
     isolation: Isolation,
     /// Names of blocks whose engine uses byte strings. The empty name is that of a block that was only ever
     /// implied (the inner part of a larger group's block).
+    // One word in every run instead of three, since most have none.
+    #[allow(clippy::box_collection)]
     byte_names: Option<Box<Vec<Box<[u8]>>>>,
     /// Some block's name leads elsewhere (another content has it) or nowhere.
     irregular: bool,
@@ -580,6 +582,11 @@ impl Tree {
     /// Frees an empty run; the parent's run is to be trimmed next.
     fn free_run(&mut self, id: RunId, pin: &Pin) -> Option<RunId> {
         let first = self.run(id).first();
+        let parent = self.own(id).parent;
+        // That nothing lies behind a block is guarded by the version of the block's run.
+        if let Some(parent) = parent {
+            self.change(parent.run);
+        }
         if let Some(heads) = self.tables.heads(pin)
             && heads.remove(self.tables.head_hash(first), u64::from(id.0) + 1)
         {
@@ -588,7 +595,6 @@ impl Tree {
                 self.resize_heads(self.head_count + self.head_count / 2, pin);
             }
         }
-        let parent = self.own(id).parent;
         self.drop_run(id, pin);
         if self.free.len() == self.own.len() {
             self.drop_everything(pin);

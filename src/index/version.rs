@@ -17,8 +17,11 @@
 //! versions that all are unchanged at the end of a query show all of an event or nothing of it, and there
 //! was one moment, between the last `begin` and the first `unchanged`, at which everything read was true.
 //!
-//! *Absence.* That a block has no successor guards itself by no version; it is read last in a walk, after
-//! every `begin` and before every `unchanged`, so its moment is such a moment.
+//! *Absence.* That nothing lies behind a block is read from a table without a version, last in a walk: after
+//! every `begin` and before every `unchanged`. An event that takes a run out of the table opens the version
+//! of the run before it first, so a reader that misses the run in the middle of the event learns of it as
+//! above. One that puts a run in keeps that run's version open until its end, so what a reader misses before
+//! that is missed in the state before the event, and what it finds it must wait for.
 
 use super::sync::{AtomicU64, Ordering, fence};
 

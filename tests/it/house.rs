@@ -88,7 +88,7 @@ fn every_panic_outside_tests_has_its_reason() {
 }
 
 #[test]
-fn no_unsafe() {
+fn unsafe_is_in_one_file() {
     all_clean(&unsafe_complaints);
 }
 
@@ -350,7 +350,13 @@ fn panic_complaints(source: &Source) -> Vec<String> {
     complaints
 }
 
+/// What readers share with the writer: the one file with `unsafe`, and its argument.
+const UNSAFE: &str = "index/shared.rs";
+
 fn unsafe_complaints(source: &Source) -> Vec<String> {
+    if source.path == UNSAFE {
+        return Vec::new();
+    }
     let tokens = source.tokens();
     let unsafe_at = tokens.iter().filter(|token| token.text == "unsafe");
     unsafe_at.map(|token| format!("{}:{}: `unsafe`", source.path, token.line + 1)).collect()
@@ -554,6 +560,7 @@ fn unsafe_is_seen() {
         "// unsafe\n#![forbid(unsafe_code)]\nfn f() { unsafe {} }",
         &[3],
     );
+    check(&unsafe_complaints, UNSAFE, "fn f() { unsafe {} }", &[]);
 }
 
 #[test]

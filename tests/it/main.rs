@@ -13,6 +13,7 @@ mod house;
 mod http;
 mod hybrid_reference;
 mod index_reference;
+mod index_stress;
 #[cfg(feature = "io")]
 mod interop;
 #[cfg(feature = "io")]
