@@ -1,4 +1,5 @@
-//! Live bytes and allocations of everyone, in a process whose allocator counts. Prints its findings as JSON.
+//! Live bytes and allocations of everyone on one workload, in a process whose allocator counts. Prints its
+//! findings as JSON.
 
 use std::alloc::System;
 use std::process::ExitCode;
@@ -28,7 +29,6 @@ fn weigh() -> Result<String, String> {
     let options = Options::parse(std::env::args().skip(1))?;
     let mut findings = Findings::default();
     for (spec, plan) in options.workloads().map_err(|error| error.to_string())? {
-        eprintln!("weighing: {}", spec.label);
         let plan = serving::Plan { questions: plan.questions.min(200), ..plan };
         serving::weights(&spec, plan, 1, heap, &mut findings);
     }

@@ -58,9 +58,9 @@ fn run(options: &Options) -> Result<u64, String> {
         say("instructions");
         instructions::count(&mut findings);
     }
-    if options.wants("heap") {
-        say("live bytes and allocations");
-        weigh(options, &mut findings);
+    for (spec, _) in &workloads {
+        say(&format!("live bytes and allocations, {}", spec.label));
+        weigh(options, &spec.label, &mut findings);
     }
     if options.wants("histories") && !options.ten_million {
         say("histories");
@@ -76,17 +76,19 @@ fn run(options: &Options) -> Result<u64, String> {
     Ok(report.wrong_answers())
 }
 
-/// Lets the process with the counting allocator do its part.
-fn weigh(options: &Options, findings: &mut Findings) {
-    match heap_findings(options) {
+/// Lets processes with the counting allocator do their part: one per workload, since memory that an index gives
+/// back late must not be taken for another's.
+fn weigh(options: &Options, workload: &str, findings: &mut Findings) {
+    match heap_findings(options, workload) {
         Ok(heap) => findings.merge(heap),
-        Err(error) => findings.notes.push(format!("no live bytes, no allocations: {error}")),
+        Err(error) => findings.note(format!("no live bytes, no allocations on {workload}: {error}")),
     }
 }
 
-fn heap_findings(options: &Options) -> Result<Findings, String> {
+fn heap_findings(options: &Options, workload: &str) -> Result<Findings, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("rivals-heap");
     let mut command = Command::new(&program);
+    command.args(["--weighed", workload]);
     if options.quick {
         command.arg("--quick");
     }

@@ -27,6 +27,8 @@ pub struct Options {
     pub only: Option<String>,
     /// Times that everything timed is repeated, with other seeds.
     pub rounds: Option<usize>,
+    /// The label of the only workload; used on a child process.
+    pub weighed: Option<String>,
     /// Do what is counted of this contender, under callgrind; used on a child process.
     pub counted: Option<String>,
 }
@@ -63,6 +65,7 @@ impl Options {
                 "--rounds" => {
                     options.rounds = Some(value()?.parse().map_err(|_| "--rounds needs a number")?);
                 }
+                "--weighed" => options.weighed = Some(value()?),
                 "--counted" => options.counted = Some(value()?),
                 other => return Err(format!("unknown argument {other}")),
             }
@@ -113,7 +116,10 @@ impl Options {
                 Plan { field: Field::WithNaive, questions: 20, one_block: false },
             ),
         ];
-        workloads.retain(|(spec, _)| self.wants(&spec.label));
+        workloads.retain(|(spec, _)| match &self.weighed {
+            Some(label) => spec.label == *label,
+            None => self.wants(&spec.label),
+        });
         Ok(workloads)
     }
 
