@@ -17,6 +17,9 @@ use crate::workload::questions::Question;
 /// opposite end.
 const EVENTS_PER_SECTION: usize = 16;
 
+/// Sections after which an index at rest has given back what it retired: a second of an idle pump's ticks.
+const SETTLING_SECTIONS: usize = 200;
+
 /// `rankwise::index`.
 #[derive(Debug)]
 pub struct Rankwise {
@@ -118,6 +121,11 @@ impl Contender for Rankwise {
 
     fn reader(&self) -> Option<Box<dyn Ask + Send>> {
         Some(Box::new(Asker::new(self.asker.reader.clone())))
+    }
+
+    fn settle(&mut self) -> Nanos {
+        // Memory that readers might still look at is given back by later sections.
+        cpu::spent(|| (0..SETTLING_SECTIONS).for_each(|_| drop(self.index.write())))
     }
 
     fn uses_sequences(&self) -> bool {

@@ -142,6 +142,15 @@ impl Table {
         self.turn += 1;
     }
 
+    /// Everyone finishes what it put off.
+    pub fn settle(&mut self) {
+        for seat in &mut self.seats {
+            let before = (self.gauge)().live;
+            seat.contender.settle();
+            seat.live += (self.gauge)().live - before;
+        }
+    }
+
     /// The seats in the order of this turn.
     pub fn in_turn(&mut self) -> Vec<usize> {
         let seats = self.seats.len();

@@ -49,6 +49,8 @@ pub fn timings(spec: &Spec, plan: Plan, seed: u64, findings: &mut Findings) {
     run.dump(label, findings);
     let scenario = format!("after rebuild, {label}");
     queries::check(&mut run.table, &run.workload, &classes, &scenario, findings);
+    // What it retired must not be freed in the next workload's time.
+    run.table.settle();
 }
 
 /// Weighs the contenders.
@@ -57,6 +59,7 @@ pub fn weights(spec: &Spec, plan: Plan, seed: u64, gauge: Gauge, findings: &mut 
     let mut run = Run::start(spec, plan.field, seed, gauge);
     run.fill(spec);
     run.churn(spec.churn, false);
+    run.table.settle();
     let (entries, distinct) = (run.workload.fleet().entries(), run.workload.fleet().distinct());
     let churned: Vec<i64> = run.table.seats.iter().map(|seat| seat.live).collect();
     for seat in &run.table.seats {
@@ -70,6 +73,7 @@ pub fn weights(spec: &Spec, plan: Plan, seed: u64, gauge: Gauge, findings: &mut 
         queries::allocations(&mut run.table, &classes, gauge, label, findings);
     }
     run.drain();
+    run.table.settle();
     let left = run.workload.fleet().entries();
     for (seat, churned) in run.table.seats.iter().zip(churned) {
         let (before, after) = (churned as f64 / entries as f64, seat.live as f64 / left as f64);
@@ -77,6 +81,7 @@ pub fn weights(spec: &Spec, plan: Plan, seed: u64, gauge: Gauge, findings: &mut 
         findings.add("bytes per entry after 40 % drain / before", label, name, after / before);
     }
     run.clear_all();
+    run.table.settle();
     for seat in &run.table.seats {
         let share = seat.live.max(0) as f64 / seat.peak as f64;
         findings.add("left after clearing all / peak", label, seat.contender.name(), share);
