@@ -60,13 +60,17 @@ impl Announcer<'_> {
     fn hold_known(&mut self, layer: Layer, known: Stretch, names: &[BlockHash]) -> Option<Stretch> {
         let Stretch { run, from, to } = known;
         let names = &names[..(to - from) as usize];
-        let named = if self.tree.is_regular(run) {
-            self.tree.run(run).common_names(from, names, self.pin)
-        } else {
-            let places = (from..).map(|offset| Place { run, offset });
-            let is_canonical =
-                |(place, name): &(Place, &BlockHash)| self.tree.is_canonical(*place, name, self.pin);
-            places.zip(names).take_while(is_canonical).count()
+        let named = match self.tree.regular_names(run, self.pin) {
+            Some(words) => {
+                let pairs = words[from as usize..].iter().zip(names);
+                pairs.take_while(|(word, name)| matches!(name, BlockHash::Int(name) if name == *word)).count()
+            }
+            None => {
+                let places = (from..).map(|offset| Place { run, offset });
+                let is_canonical =
+                    |(place, name): &(Place, &BlockHash)| self.tree.is_canonical(*place, name, self.pin);
+                places.zip(names).take_while(is_canonical).count()
+            }
         };
         // Bounded by MAX_RUN.
         #[allow(clippy::cast_possible_truncation)]
@@ -138,61 +142,54 @@ impl Announcer<'_> {
     /// Removes names; returns how many the rank did not hold.
     pub(super) fn retract_all(&mut self, layer: Layer, names: &[BlockHash]) -> u64 {
         let mut unknown = 0;
-        let mut pending: Option<Stretch> = None;
-        for name in names {
+        let mut rest = names;
+        while let Some((name, behind)) = rest.split_first() {
+            rest = behind;
             if !self.is_plain() {
-                self.retract_pending(layer, &mut pending);
                 unknown += u64::from(!self.retract(layer, name));
                 continue;
             }
-            if let Some(stretch) = &mut pending
-                && self.continues(layer, stretch, name)
-            {
-                continue;
-            }
-            let place = self.tree.named(name, self.pin).filter(|place| {
-                let waiting = pending.is_some_and(|stretch| {
-                    stretch.run == place.run && (stretch.from..stretch.to).contains(&place.offset)
-                });
-                !waiting && self.tree.covers(layer, self.index, *place, self.pin)
-            });
-            let Some(Place { run, offset }) = place else {
+            let place = self.tree.named(name, self.pin);
+            let held = place.and_then(|place| self.held_around(layer, place));
+            let (Some(Place { run, offset }), Some(held)) = (place, held) else {
                 unknown += 1;
                 continue;
             };
-            self.retract_pending(layer, &mut pending);
-            pending = Some(Stretch { run, from: offset, to: offset + 1 });
+            let (from, to) = self.stretch(run, offset, held, &mut rest);
+            self.uncover(layer, run, from, to);
         }
-        self.retract_pending(layer, &mut pending);
         unknown
     }
 
-    /// Takes the block before or after the stretch in, if that is what the name means and the rank holds it.
-    /// Engines remove leaves first, so mostly it is the one before.
-    fn continues(&self, layer: Layer, stretch: &mut Stretch, name: &BlockHash) -> bool {
-        let Stretch { run, from, to } = *stretch;
-        if !self.tree.is_regular(run) {
-            return false;
+    /// The blocks around the one at `offset` that the next names mean, as far as the rank holds them; those
+    /// names are taken off. Engines remove leaves first, so mostly each name is the block before.
+    fn stretch(&self, run: RunId, offset: u32, held: (u32, u32), names: &mut &[BlockHash]) -> (u32, u32) {
+        let (mut from, mut to) = (offset, offset + 1);
+        let Some(words) = self.tree.regular_names(run, self.pin) else { return (from, to) };
+        while let Some((BlockHash::Int(name), behind)) = names.split_first() {
+            if from > held.0 && words[from as usize - 1] == *name {
+                from -= 1;
+            } else if to < held.1 && words[to as usize] == *name {
+                to += 1;
+            } else {
+                break;
+            }
+            *names = behind;
         }
-        let of = self.tree.run(run);
-        let is = |offset: u32| {
-            of.common_names(offset, std::slice::from_ref(name), self.pin) == 1
-                && self.tree.covers(layer, self.index, Place { run, offset }, self.pin)
-        };
-        if from > 0 && is(from - 1) {
-            stretch.from -= 1;
-        } else if to < of.len() && is(to) {
-            stretch.to += 1;
-        } else {
-            return false;
-        }
-        true
+        (from, to)
     }
 
-    fn retract_pending(&mut self, layer: Layer, pending: &mut Option<Stretch>) {
-        if let Some(Stretch { run, from, to }) = pending.take() {
-            self.uncover(layer, run, from, to);
+    fn held_around(&self, layer: Layer, place: Place) -> Option<(u32, u32)> {
+        let run = self.tree.run(place.run);
+        if layer == Layer::HOT {
+            return run.held_around(self.index, place.offset, self.pin);
         }
+        let coverage = run.cold(layer, self.pin)?;
+        if coverage.full.contains(self.index) {
+            return Some((0, run.len()));
+        }
+        let mut held = coverage.of(self.index).iter();
+        held.find(|held| held.from <= place.offset && place.offset < held.to).map(|held| (held.from, held.to))
     }
 }
 

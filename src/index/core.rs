@@ -90,7 +90,7 @@ impl Core {
         for run in runs {
             self.tree.release_run(run, slot.index, &pin);
             // The rank is hidden, so half of the sweep shows nothing that the whole of it would not.
-            self.tree.close();
+            self.tree.close(&pin);
         }
         self.note_layers(slot.index, &pin);
         self.roster.hide(None);
@@ -154,7 +154,7 @@ impl Core {
     /// the blocks, so its version opens before theirs close.
     fn end_event(&mut self, index: u32, pin: &Pin) {
         let noted = self.note_layers(index, pin);
-        self.tree.close();
+        self.tree.close(pin);
         if noted {
             self.roster.version.close();
         }

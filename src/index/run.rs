@@ -12,7 +12,7 @@ use super::coverage::{Coverage, Interval};
 use super::shared::{Blocks, BlocksView, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
-use crate::block::{BlockHash, LocalBlockHash, SequenceHash};
+use crate::block::{LocalBlockHash, SequenceHash};
 
 /// Blocks of one run: 18 bits of a table entry say where in its run a block lies. Two million tokens at 16 a
 /// block; longer prompts go on in a second run.
@@ -55,8 +55,7 @@ pub(super) struct Run {
     last: AtomicU64,
     spill: Published<Box<[AtomicU64]>>,
     ext: Published<Ext>,
-    /// Keeps the lines above and below apart.
-    spare: AtomicU64,
+    byte_names: AtomicU64,
     full: [AtomicU64; INLINE_WORDS],
     inline: [AtomicU64; INLINE_INTERVALS],
 }
@@ -87,27 +86,36 @@ impl Run {
         Hashes { view: self.blocks.load(pin), len: self.len() as usize }
     }
 
+    /// Whether the blocks' names are byte strings, which lie elsewhere.
+    pub(super) fn has_byte_names(&self) -> bool {
+        self.byte_names.load(Relaxed) != 0
+    }
+
+    pub(super) fn set_byte_names(&self, are: bool) {
+        self.byte_names.store(u64::from(are), Relaxed);
+    }
+
     pub(super) fn name_word(&self, offset: u32, pin: &Pin) -> u64 {
-        self.blocks.load(pin).beside(offset as usize).load(Relaxed)
+        self.blocks.load(pin).beside(offset as usize)
     }
 
-    pub(super) fn set_name_word(&self, offset: u32, word: u64, pin: &Pin) {
-        self.blocks.load(pin).beside(offset as usize).store(word, Relaxed);
+    pub(super) fn set_name_words(
+        &self,
+        from: u32,
+        words: impl IntoIterator<Item = u64>,
+        writer: &mut SoleWriter,
+        pin: &Pin,
+    ) {
+        self.blocks.load(pin).set_beside(from as usize, words, writer);
     }
 
-    /// How many of the names are those of the blocks from `offset` on.
-    pub(super) fn common_names(&self, offset: u32, names: &[BlockHash], pin: &Pin) -> usize {
-        let view = self.blocks.load(pin);
-        let words = &view.all_beside()[offset as usize..self.len() as usize];
-        let same = |(word, name): &(&AtomicU64, &BlockHash)| match name {
-            BlockHash::Int(name) => word.load(Relaxed) == *name,
-            BlockHash::Bytes(_) => false,
-        };
-        words.iter().zip(names).take_while(same).count()
+    /// Names of all blocks, if they are numbers.
+    pub(super) fn name_words<'w>(&self, writer: &'w SoleWriter, pin: &'w Pin) -> &'w [u64] {
+        &self.blocks.load(pin).all_beside(writer)[..self.len() as usize]
     }
 
     /// Makes room for `more` blocks; their names may then be written.
-    pub(super) fn reserve(&self, more: usize, writer: &mut SoleWriter, pin: &Pin) {
+    pub(super) fn reserve(&self, more: usize, writer: &SoleWriter, pin: &Pin) {
         let old = self.blocks.load(pin);
         let len = self.len() as usize;
         let needed = len + more;
@@ -119,19 +127,20 @@ impl Run {
         self.rebuild(grown, writer, pin);
     }
 
-    fn rebuild(&self, capacity: usize, writer: &mut SoleWriter, pin: &Pin) {
+    fn rebuild(&self, capacity: usize, writer: &SoleWriter, pin: &Pin) {
         let old = self.blocks.load(pin);
         let len = self.len() as usize;
         let capacity = capacity.next_multiple_of(CHECKPOINT);
-        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, writer, pin, |new, writer| {
-            new.append(&old.settled()[..len], writer);
-            for at in 0..len {
-                new.beside(at).store(old.beside(at).load(Relaxed), Relaxed);
+        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, pin, |hashes, beside| {
+            let checks = len.div_ceil(CHECKPOINT);
+            let old_beside = old.all_beside(writer);
+            hashes[..len].copy_from_slice(&old.settled()[..len]);
+            if len > 0 {
+                beside[..len].copy_from_slice(&old_beside[..len]);
+                let old_checks = &old_beside[old.capacity()..old.capacity() + checks];
+                beside[capacity..capacity + checks].copy_from_slice(old_checks);
             }
-            for at in 0..len.div_ceil(CHECKPOINT) {
-                let check = old.beside(old.capacity() + at).load(Relaxed);
-                new.beside(capacity + at).store(check, Relaxed);
-            }
+            len
         });
     }
 
@@ -153,7 +162,7 @@ impl Run {
                 self.first.store(next.0, Relaxed);
             }
             if at % CHECKPOINT == 0 {
-                view.beside(view.capacity() + at / CHECKPOINT).store(next.0, Relaxed);
+                view.set_beside(view.capacity() + at / CHECKPOINT, [next.0], writer);
             }
             sequence = Some(next);
         }
@@ -167,7 +176,7 @@ impl Run {
     }
 
     /// Cuts the run to `len` blocks, beyond which nobody holds anything, and gives room back.
-    pub(super) fn truncate(&self, len: u32, writer: &mut SoleWriter, pin: &Pin) {
+    pub(super) fn truncate(&self, len: u32, writer: &SoleWriter, pin: &Pin) {
         if len == 0 {
             self.len.store(0, Relaxed);
             self.blocks.release(pin);
@@ -278,6 +287,15 @@ impl Run {
         }
         let next = self.partial(pin).of(rank).find(|held| held.to > from);
         next.map_or(to, |held| held.from.clamp(from, to)) - from
+    }
+
+    /// The blocks that the rank holds without a hole around `offset`, if it holds that one.
+    pub(super) fn held_around(&self, rank: u32, offset: u32, pin: &Pin) -> Option<(u32, u32)> {
+        if self.is_full(rank, pin) {
+            return Some((0, self.len()));
+        }
+        let around = self.partial(pin).of(rank).find(|held| held.from <= offset && offset < held.to);
+        around.map(|held| (held.from, held.to))
     }
 
     /// How many of the blocks from `offset` on the rank holds without a hole.
@@ -523,7 +541,7 @@ impl<'p> Hashes<'p> {
     }
 
     fn checkpoint(self, nth: usize) -> u64 {
-        self.view.beside(self.view.capacity() + nth).load(Relaxed)
+        self.view.beside(self.view.capacity() + nth)
     }
 
     /// How many of these sequence hashes are the run's, by bisection: equality at a depth means equality

@@ -19,6 +19,9 @@
 //! count with acquire order, so the writes of what it shows as plain memory happened before. Two appends do
 //! not overlap: they take the index's [`SoleWriter`] by `&mut`, and a buffer belongs to one index.
 //!
+//! *Words beside the hashes* are written by `set_beside` under the same `&mut`, so the writer may see them as
+//! plain memory while it holds its right by `&`; readers see them as atomics alone.
+//!
 //! Everything else is safe code over atomics, and its consistency (not its safety) is the business of
 //! [`Version`](super::version::Version).
 #![allow(unsafe_code)]
@@ -132,23 +135,27 @@ impl Blocks {
 
     /// Puts a new buffer for `hashes` hashes and `beside` other words in place and retires the old one.
     ///
-    /// `fill` settles what the new buffer starts with, before anyone can see it.
+    /// `fill` writes what the new buffer starts with, all zero before, and says how many hashes that are; nobody
+    /// else sees the buffer yet.
     pub(super) fn replace(
         &self,
         hashes: usize,
         beside: usize,
-        writer: &mut SoleWriter,
         pin: &Pin,
-        fill: impl FnOnce(BlocksView<'_>, &mut SoleWriter),
+        fill: impl FnOnce(&mut [u64], &mut [u64]) -> usize,
     ) {
-        let mut owned = Owned::<Words>::init(HEADER + hashes + beside);
-        for word in owned.iter_mut() {
-            word.write(AtomicU64::new(0));
-        }
-        // SAFETY: every word was written above.
-        let words = unsafe { &*(std::ptr::from_ref::<Words>(&owned) as *const [AtomicU64]) };
-        words[1].store(hashes as u64, Relaxed);
-        fill(BlocksView { words }, writer);
+        let len = HEADER + hashes + beside;
+        let mut owned = Owned::<Words>::init(len);
+        // SAFETY: the buffer has `len` words, all zeros is a valid `AtomicU64`, and an exclusively owned one may
+        // be written as the `u64` whose layout it has.
+        let words = unsafe {
+            owned.as_mut_ptr().write_bytes(0, len);
+            std::slice::from_raw_parts_mut(owned.as_mut_ptr().cast::<u64>(), len)
+        };
+        let (header, words) = words.split_at_mut(HEADER);
+        let (hashes, beside) = words.split_at_mut(hashes);
+        header[1] = hashes.len() as u64;
+        header[0] = fill(hashes, beside).min(hashes.len()) as u64;
         self.put(owned.into_shared(&pin.0), pin);
     }
 
@@ -223,13 +230,30 @@ impl<'p> BlocksView<'p> {
     }
 
     /// A word beside the hashes.
-    pub(super) fn beside(self, at: usize) -> &'p AtomicU64 {
-        &self.words[HEADER + self.capacity() + at]
+    pub(super) fn beside(self, at: usize) -> u64 {
+        self.words[HEADER + self.capacity() + at].load(Relaxed)
     }
 
-    /// The words beside the hashes.
-    pub(super) fn all_beside(self) -> &'p [AtomicU64] {
-        self.words.get(HEADER + self.capacity()..).unwrap_or(&[])
+    /// Writes words beside the hashes.
+    pub(super) fn set_beside(
+        self,
+        at: usize,
+        values: impl IntoIterator<Item = u64>,
+        _writer: &mut SoleWriter,
+    ) {
+        let words = &self.words[HEADER + self.capacity() + at..];
+        words.iter().zip(values).for_each(|(word, value)| word.store(value, Relaxed));
+    }
+
+    /// The words beside the hashes, for as long as the writer writes nothing.
+    pub(super) fn all_beside<'w>(self, _writer: &'w SoleWriter) -> &'w [u64]
+    where
+        'p: 'w,
+    {
+        let words = self.words.get(HEADER + self.capacity()..).unwrap_or(&[]);
+        // SAFETY: these words are written by `set_beside` alone, which takes the index's only writer by `&mut`;
+        // it is borrowed for as long as the slice lives, and `'p` keeps the buffer.
+        unsafe { &*(std::ptr::from_ref(words) as *const [u64]) }
     }
 }
 

@@ -54,9 +54,10 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
         for _ in 0..self.lines.len() {
             let line = &self.lines[at];
             for slot in &line.slots {
-                let word = slot.load(Acquire);
-                if word & !Self::MASK == tag && word & Self::MASK != 0 && leads_to_key(word & Self::MASK) {
-                    return Some(word & Self::MASK);
+                // Of an entry with this tag, only the payload is left.
+                let payload = slot.load(Acquire) ^ tag;
+                if payload <= Self::MASK && payload != 0 && leads_to_key(payload) {
+                    return Some(payload);
                 }
             }
             if line.passed.load(Acquire) == 0 {
@@ -68,6 +69,7 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
     }
 
     /// Puts an entry in. The writer's; the caller keeps the number of entries below [`Self::room`].
+    #[inline]
     pub(super) fn insert(&self, hash: u64, payload: u64) {
         debug_assert!(payload != 0 && payload <= Self::MASK);
         let mut at = self.home(hash);
@@ -81,6 +83,41 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
             at = self.after(at);
         }
         debug_assert!(false, "the table is full");
+    }
+
+    /// Puts an entry in unless one with this hash leads to its key; `false` if there is one. The writer's, as
+    /// [`Self::insert`].
+    #[inline]
+    pub(super) fn insert_new(
+        &self,
+        hash: u64,
+        payload: u64,
+        mut leads_to_key: impl FnMut(u64) -> bool,
+    ) -> bool {
+        let line = &self.lines[self.home(hash)];
+        if line.passed.load(Relaxed) > 0 {
+            if self.find(hash, leads_to_key).is_some() {
+                return false;
+            }
+            self.insert(hash, payload);
+            return true;
+        }
+        // Nearly always all that there is to see lies in one line.
+        let tag = Self::word(hash, 0);
+        let mut free = None;
+        for slot in &line.slots {
+            let word = slot.load(Relaxed);
+            if word == 0 {
+                free = Some(slot);
+            } else if word ^ tag <= Self::MASK && leads_to_key(word ^ tag) {
+                return false;
+            }
+        }
+        match free {
+            Some(slot) => slot.store(Self::word(hash, payload), Release),
+            None => self.insert(hash, payload),
+        }
+        true
     }
 
     /// Takes an entry out; `false` if it is not there. The writer's.

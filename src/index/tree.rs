@@ -184,6 +184,8 @@ pub(super) struct Tree {
     free: Vec<RunId>,
     names: NameTable,
     name_count: usize,
+    /// The table of names is to be made smaller.
+    names_are_few: bool,
     head_count: usize,
     blocks: u64,
     /// Runs whose versions are open.
@@ -202,6 +204,7 @@ impl Tree {
             free: Vec::new(),
             names: NameTable::with_room_for(0),
             name_count: 0,
+            names_are_few: false,
             head_count: 0,
             blocks: 0,
             open: Vec::new(),
@@ -294,7 +297,12 @@ impl Tree {
     }
 
     /// Ends an event: readers see all of it from now on.
-    pub(super) fn close(&mut self) {
+    pub(super) fn close(&mut self, pin: &Pin) {
+        self.close_versions();
+        self.shrink_names(pin);
+    }
+
+    fn close_versions(&mut self) {
         while let Some(id) = self.open.pop() {
             if let Some(chunk) = self.chunks.get(id.0 as usize / CHUNK) {
                 chunk[id.0 as usize % CHUNK].version.close();
@@ -323,7 +331,12 @@ impl Tree {
     }
 
     pub(super) fn suits(&self, id: RunId, name: &BlockHash) -> bool {
-        self.own(id).suits(Some(name))
+        matches!(name, BlockHash::Bytes(_)) == self.run(id).has_byte_names()
+    }
+
+    /// The names of a run whose blocks all have numbers of their own.
+    pub(super) fn regular_names<'w>(&'w self, id: RunId, pin: &'w Pin) -> Option<&'w [u64]> {
+        self.is_regular(id).then(|| self.run(id).name_words(&self.writer, pin))
     }
 
     pub(super) fn is_regular(&self, id: RunId) -> bool {
@@ -394,6 +407,7 @@ impl Tree {
         if let Some(known) = self.child(parent, local, pin) {
             return Extended::Known(known);
         }
+        self.make_names_room(1, pin);
         if let (Some(parent), Some(name), Some((layer, rank))) = (parent, name, appender)
             && self.may_append(parent, layer, rank, pin)
             && self.own(parent.run).suits(Some(name))
@@ -436,7 +450,7 @@ impl Tree {
     pub(super) fn make_room(&mut self, id: RunId, more: usize, pin: &Pin) {
         self.change(id);
         let run = run_in(&self.chunks, id);
-        run.reserve(more, &mut self.writer, pin);
+        run.reserve(more, &self.writer, pin);
     }
 
     /// Appends blocks whose names are set, held by `rank` alone in `layer`.
@@ -493,6 +507,7 @@ impl Tree {
             }
         };
         self.make_room(id, room, pin);
+        self.run(id).set_byte_names(matches!(name, Some(BlockHash::Bytes(_))));
         id
     }
 
@@ -540,7 +555,7 @@ impl Tree {
     pub(super) fn drop_run(&mut self, id: RunId, pin: &Pin) {
         self.change(id);
         let run = run_in(&self.chunks, id);
-        run.truncate(0, &mut self.writer, pin);
+        run.truncate(0, &self.writer, pin);
         self.own[id.0 as usize] = None;
         self.free.push(id);
     }
@@ -572,7 +587,7 @@ impl Tree {
             }
             self.change(id);
             let run = run_in(&self.chunks, id);
-            run.truncate(needed, &mut self.writer, pin);
+            run.truncate(needed, &self.writer, pin);
             if let Some(names) = &mut self.own_mut(id).byte_names {
                 names.truncate(needed as usize);
             }
@@ -606,7 +621,7 @@ impl Tree {
 
     /// The last run is gone, and with it all that runs needed.
     fn drop_everything(&mut self, pin: &Pin) {
-        self.close();
+        self.close_versions();
         let versions = self.chunks.iter().flat_map(|chunk| chunk.iter()).map(|run| run.version.now());
         self.next_version = versions.max().unwrap_or_default().max(self.next_version) + 2;
         self.tables.chunks.replace(None, pin);

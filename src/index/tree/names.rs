@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 
 use smallvec::SmallVec;
 
-use super::{NameTable, Place, RunId, Tree};
+use super::{NameTable, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
 use crate::index::shared::Pin;
 
@@ -16,11 +16,13 @@ const AHEAD: usize = 16;
 impl Tree {
     #[inline]
     fn name_is(&self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let own = self.own(place.run);
-        match (&own.byte_names, name) {
-            (None, BlockHash::Int(name)) => self.run(place.run).name_word(place.offset, pin) == *name,
-            (Some(names), BlockHash::Bytes(name)) => names.get(place.offset as usize) == Some(name),
-            _ => false,
+        let run = self.run(place.run);
+        match name {
+            BlockHash::Int(name) => run.name_word(place.offset, pin) == *name && !run.has_byte_names(),
+            BlockHash::Bytes(name) => {
+                let names = self.own(place.run).byte_names.as_ref();
+                names.is_some_and(|names| names.get(place.offset as usize) == Some(name))
+            }
         }
     }
 
@@ -34,7 +36,10 @@ impl Tree {
     /// Writes a name where one was reserved.
     pub(in crate::index) fn set_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) {
         match name {
-            BlockHash::Int(word) => self.run(place.run).set_name_word(place.offset, *word, pin),
+            BlockHash::Int(word) => {
+                let run = run_in(&self.chunks, place.run);
+                run.set_name_words(place.offset, [*word], &mut self.writer, pin);
+            }
             BlockHash::Bytes(bytes) => {
                 let Some(names) = &mut self.own_mut(place.run).byte_names else { return };
                 let at = place.offset as usize;
@@ -83,6 +88,7 @@ impl Tree {
         {
             return false;
         }
+        self.make_names_room(1, pin);
         self.set_name(place, name, pin);
         self.lead_name(place, Some(name), pin);
         true
@@ -97,29 +103,45 @@ impl Tree {
         leads
     }
 
-    /// As [`Self::lead_name`], for a block that may be given up if the name is not free.
-    pub(in crate::index) fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let hash = self.name_hash(name);
-        let taken = self.names.find(hash, |payload| {
+    /// As [`Self::lead_name`]; the table has room.
+    fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
+        let led = self.names.insert_new(self.name_hash(name), place.packed(), |payload| {
             let other = Place::unpacked(payload);
             other != place && self.name_is(other, name, pin)
         });
-        if taken.is_some() {
-            return false;
-        }
-        self.name_count += 1;
-        if self.names.room() < self.name_count {
-            self.resize_names(self.name_count + self.name_count / 2, pin);
-        }
-        self.names.insert(hash, place.packed());
-        true
+        self.name_count += usize::from(led);
+        led
     }
 
+    /// Makes the table larger if it must be. Takes every block of a regular run for one that its name leads to,
+    /// so it must not come between a block and its name.
+    pub(super) fn make_names_room(&mut self, more: usize, pin: &Pin) {
+        let count = self.name_count + more;
+        if self.names.room() < count {
+            self.resize_names(count + count / 2, pin);
+        }
+    }
+
+    /// Runs lie in memory as they are named, so the names are taken from there and not from the old table.
     fn resize_names(&mut self, room: usize, pin: &Pin) {
         let names = NameTable::with_room_for(room);
-        for payload in self.names.payloads() {
-            names.insert(self.hash_at(Place::unpacked(payload), pin), payload);
+        let mut group: SmallVec<[(u64, Place); AHEAD]> = SmallVec::new();
+        for (id, own) in (0..).map(RunId).zip(&self.own) {
+            let Some(own) = own else { continue };
+            for offset in 0..self.run(id).len() {
+                let place = Place { run: id, offset };
+                let hash = self.hash_at(place, pin);
+                if own.irregular && self.names.find(hash, |of| of == place.packed()).is_none() {
+                    continue;
+                }
+                names.prefetch(hash);
+                group.push((hash, place));
+                if group.len() == AHEAD {
+                    group.drain(..).for_each(|(hash, place)| names.insert(hash, place.packed()));
+                }
+            }
         }
+        group.drain(..).for_each(|(hash, place)| names.insert(hash, place.packed()));
         self.names = names;
     }
 
@@ -148,31 +170,49 @@ impl Tree {
         names: &[BlockHash],
         pin: &Pin,
     ) -> u32 {
+        // No larger table may be made while names lead to blocks that are not there yet.
+        self.make_names_room(names.len(), pin);
         let mut offset = from;
         for group in names.chunks(AHEAD) {
-            group.iter().for_each(|name| self.prefetch_name(name));
-            for name in group {
+            let hashes: SmallVec<[u64; AHEAD]> = group.iter().map(|name| self.name_hash(name)).collect();
+            hashes.iter().for_each(|&hash| self.names.prefetch(hash));
+            for (name, &hash) in group.iter().zip(&hashes) {
+                if !self.suits(run, name) {
+                    return offset - from;
+                }
                 let place = Place { run, offset };
-                if !self.own(run).suits(Some(name)) {
-                    return offset - from;
-                }
                 self.set_name(place, name, pin);
-                if !self.lead_new_name(place, name, pin) {
+                let new = self.names.insert_new(hash, place.packed(), |payload| {
+                    self.name_is(Place::unpacked(payload), name, pin)
+                });
+                if !new {
                     return offset - from;
                 }
+                self.name_count += 1;
                 offset += 1;
             }
         }
         offset - from
     }
 
+    /// Has the names of a run's blocks `from..to` lead nowhere.
     pub(super) fn forget_names(&mut self, id: RunId, from: u32, to: u32, pin: &Pin) {
         let mut start = from;
         while start < to {
+            // 16 fits.
+            #[allow(clippy::cast_possible_truncation)]
             let end = to.min(start + AHEAD as u32);
-            let hashes: SmallVec<[u64; AHEAD]> =
-                (start..end).map(|offset| self.hash_at(Place { run: id, offset }, pin)).collect();
-            hashes.iter().for_each(|&hash| self.names.prefetch(hash));
+            let mut hashes = [0; AHEAD];
+            if let Some(words) = self.regular_names(id, pin) {
+                for (hash, name) in hashes.iter_mut().zip(&words[start as usize..end as usize]) {
+                    *hash = self.tables.hasher.hash_one(name);
+                    self.names.prefetch(*hash);
+                }
+            } else {
+                for (hash, offset) in hashes.iter_mut().zip(start..end) {
+                    *hash = self.hash_at(Place { run: id, offset }, pin);
+                }
+            }
             for (offset, &hash) in (start..end).zip(&hashes) {
                 let led = self.names.remove(hash, Place { run: id, offset }.packed());
                 self.name_count -= usize::from(led);
@@ -180,6 +220,13 @@ impl Tree {
             start = end;
         }
         if self.names.room() > 64 && self.name_count < self.names.room() / 3 {
+            self.names_are_few = true;
+        }
+    }
+
+    /// Gives back what the table no longer needs; between events, when every run is whole.
+    pub(in crate::index) fn shrink_names(&mut self, pin: &Pin) {
+        if std::mem::take(&mut self.names_are_few) && self.name_count < self.names.room() / 3 {
             self.resize_names(self.name_count + self.name_count / 2, pin);
         }
     }
