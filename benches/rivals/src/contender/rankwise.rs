@@ -1,0 +1,184 @@
+//! The index of this repository.
+
+use std::ops::Range;
+
+use rankwise::block::{Announcements, BlockHash, BlockSize, Isolation, LocalBlockHash, SequenceHash, Tier};
+use rankwise::ids::RankSlot;
+use rankwise::index::{
+    self, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
+};
+
+use super::{Ask, Contender, Keys, Nanos};
+use crate::cpu;
+use crate::workload::blocks::{BLOCK_SIZE, Blocks, Event};
+use crate::workload::questions::Question;
+
+/// Events under one write section. A pump applies what is queued; one section per event would be the
+/// opposite end.
+const EVENTS_PER_SECTION: usize = 16;
+
+/// Sections after which an index at rest has given back what it retired: a second of an idle pump's ticks.
+const SETTLING_SECTIONS: usize = 200;
+
+/// `rankwise::index`.
+#[derive(Debug)]
+pub struct Rankwise {
+    index: PrefixIndex,
+    ranks: Vec<RankSlot>,
+    asker: Asker,
+    queue: Queue,
+}
+
+#[derive(Default, Debug)]
+struct Queue {
+    events: Vec<Queued>,
+    names: Vec<BlockHash>,
+    /// Content hashes, as the peers get them: hashing is measured on the way from the wire.
+    locals: Vec<LocalBlockHash>,
+}
+
+#[derive(Debug)]
+enum Queued {
+    Store { rank: usize, parent: Option<BlockHash>, names: Range<usize> },
+    Remove { rank: usize, names: Range<usize> },
+    Clear { rank: usize },
+}
+
+impl Rankwise {
+    /// An empty index with these ranks.
+    pub fn new(ranks: u32) -> Self {
+        // 16 is not zero.
+        #[allow(clippy::expect_used)]
+        let block_size = BlockSize::new(BLOCK_SIZE).expect("16");
+        let (mut index, reader) = index::new(block_size);
+        let mut section = index.write();
+        let ranks = (0..ranks).map(|_| section.add_rank(Announcements::Counted)).collect();
+        drop(section);
+        Self { index, ranks, asker: Asker::new(reader), queue: Queue::default() }
+    }
+}
+
+impl Contender for Rankwise {
+    fn name(&self) -> &'static str {
+        "rankwise"
+    }
+
+    fn load(&mut self, blocks: &Blocks, events: &[Event]) {
+        let Queue { events: queued, names, locals } = &mut self.queue;
+        for event in events {
+            let start = names.len();
+            match event {
+                Event::Stored { rank, parent, blocks: stored } => {
+                    names.extend(stored.iter().map(|&block| BlockHash::Int(blocks.name(*rank, block))));
+                    locals.extend(stored.iter().map(|&block| LocalBlockHash(blocks.local(block))));
+                    let parent = parent.map(|parent| BlockHash::Int(blocks.name(*rank, parent)));
+                    queued.push(Queued::Store { rank: *rank as usize, parent, names: start..names.len() });
+                }
+                Event::Removed { rank, blocks: removed } => {
+                    names.extend(removed.iter().map(|&block| BlockHash::Int(blocks.name(*rank, block))));
+                    // Removals have no content; the gap keeps both arrays in step.
+                    locals.resize(names.len(), LocalBlockHash(0));
+                    queued.push(Queued::Remove { rank: *rank as usize, names: start..names.len() });
+                }
+                Event::Cleared { rank } => queued.push(Queued::Clear { rank: *rank as usize }),
+            }
+        }
+    }
+
+    fn apply(&mut self) -> Nanos {
+        let queue = std::mem::take(&mut self.queue);
+        let Self { index, ranks, .. } = self;
+        cpu::spent(|| {
+            for events in queue.events.chunks(EVENTS_PER_SECTION) {
+                let mut section = index.write();
+                for event in events {
+                    match event {
+                        Queued::Store { rank, parent, names } => {
+                            let request = StoreRequest {
+                                tier: Tier::Device,
+                                group: GroupTag::default(),
+                                names: &queue.names[names.clone()],
+                                parent: parent.as_ref(),
+                                tokens: StoreTokens::Locals(&queue.locals[names.clone()]),
+                                block_size: BLOCK_SIZE,
+                                isolation: Isolation::default(),
+                                keys: &[],
+                            };
+                            // A refusal shows as a wrong answer.
+                            let _ = section.store(ranks[*rank], &request);
+                        }
+                        Queued::Remove { rank, names } => {
+                            section.remove(ranks[*rank], Tier::Device, None, &queue.names[names.clone()]);
+                        }
+                        Queued::Clear { rank } => {
+                            section.clear_rank(ranks[*rank]);
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    fn reader(&self) -> Option<Box<dyn Ask + Send>> {
+        Some(Box::new(Asker::new(self.asker.reader.clone())))
+    }
+
+    fn settle(&mut self) -> Nanos {
+        // Memory that readers might still look at is given back by later sections.
+        cpu::spent(|| (0..SETTLING_SECTIONS).for_each(|_| drop(self.index.write())))
+    }
+
+    fn uses_sequences(&self) -> bool {
+        true
+    }
+}
+
+impl Ask for Rankwise {
+    fn pose(&mut self, question: &Question, keys: Keys) {
+        self.asker.pose(question, keys);
+    }
+
+    fn ask(&mut self) {
+        self.asker.ask();
+    }
+
+    fn answer(&self, into: &mut Vec<(u32, u32)>) {
+        self.asker.answer(into);
+    }
+}
+
+#[derive(Debug)]
+struct Asker {
+    reader: Reader,
+    scratch: Scratch,
+    locals: Vec<LocalBlockHash>,
+    sequences: Vec<SequenceHash>,
+}
+
+impl Asker {
+    fn new(reader: Reader) -> Self {
+        Self { reader, scratch: Scratch::default(), locals: Vec::new(), sequences: Vec::new() }
+    }
+}
+
+impl Ask for Asker {
+    fn pose(&mut self, question: &Question, keys: Keys) {
+        self.locals.clear();
+        self.locals.extend(question.locals.iter().map(|&local| LocalBlockHash(local)));
+        self.sequences.clear();
+        if keys == Keys::Sequence {
+            self.sequences.extend(question.sequences.iter().map(|&sequence| SequenceHash(sequence)));
+        }
+    }
+
+    fn ask(&mut self) {
+        let query =
+            IndexQuery { locals: &self.locals, sequences: &self.sequences, hybrid: HybridRule::Joint };
+        self.reader.overlap(&query, &mut self.scratch);
+    }
+
+    fn answer(&self, into: &mut Vec<(u32, u32)>) {
+        into.clear();
+        into.extend(self.scratch.overlaps().iter().map(|overlap| (overlap.slot.index, overlap.device)));
+    }
+}
