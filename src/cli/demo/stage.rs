@@ -150,9 +150,8 @@ fn rank_view<'p>(pool: &'p Arc<PoolView>, rank: &RankKey) -> Option<&'p RankView
     pool.ranks().map(|(_, view)| view).find(|view| view.plan.rank == *rank)
 }
 
-/// Engines that hold some ten conversations each, a quarter of those that the default traffic keeps open: a
-/// conversation that goes everywhere is soon nowhere. Prefill is slow against decoding, as with long prompts and
-/// short answers, so that the time to the first token shows what was cached.
+/// Engines that hold some seven conversations each, a quarter of those that the default traffic keeps open: a
+/// conversation that goes everywhere is soon nowhere.
 fn fleet_config(config: &StageConfig<'_>) -> FleetConfig {
     let engine = EngineConfig {
         blocks: 512,
@@ -160,8 +159,8 @@ fn fleet_config(config: &StageConfig<'_>) -> FleetConfig {
         max_model_len: 4_096,
         hash_seed: HashSeed::PerProcess(config.seed),
         timing: Timing {
-            prefill_tokens_per_second: 4_000.0,
-            decode_step: Duration::from_millis(6),
+            prefill_tokens_per_second: 8_000.0,
+            decode_step: Duration::from_millis(5),
             step_overhead: Duration::from_millis(1),
             speed: 1.0,
         },

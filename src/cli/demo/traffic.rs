@@ -30,14 +30,13 @@ pub struct Turn {
 
 /// System prompts of the fleet's applications, and the tokens of each.
 const SYSTEMS: u32 = 8;
-const SYSTEM_TOKENS: u32 = 384;
+const SYSTEM_TOKENS: u32 = 256;
 
-/// Conversations that begin per second and rank: with their turns some five requests, which keeps a rank that
-/// computes every prompt busy for half of its time.
-const BEGIN_PER_RANK: f64 = 1.0;
+/// Conversations that begin per second and rank: with their turns some five requests.
+const BEGIN_PER_RANK: f64 = 0.75;
 
 /// Most conversations that begin per second: what one process can send and answer beside everything else.
-const BEGIN_AT_MOST: f64 = 24.0;
+const BEGIN_AT_MOST: f64 = 18.0;
 
 /// Words are above this; what a mock engine generates is below.
 const FIRST_WORD: u32 = 40_000;
@@ -53,10 +52,10 @@ impl Traffic {
             let system = systems[rng.random_range(0..systems.len())].clone();
             let mut at = length.mul_f64(rng.random_range(0.0..0.8));
             let mut turns = Vec::new();
-            for _ in 0..rng.random_range(4..9) {
-                let said = rng.random_range(48..160);
+            for _ in 0..rng.random_range(5..13) {
+                let said = rng.random_range(96..256);
                 turns.push(Turn { at, words: words(&mut rng, said), answer: rng.random_range(8..32) });
-                at += Duration::from_millis(rng.random_range(400..1_200));
+                at += Duration::from_millis(rng.random_range(300..900));
                 if at > length {
                     break;
                 }
@@ -81,7 +80,7 @@ mod tests {
         let traffic = Traffic::plan(7, 8, length);
         assert_eq!(traffic, Traffic::plan(7, 8, length));
         assert_ne!(traffic, Traffic::plan(8, 8, length));
-        assert_eq!(traffic.conversations.len(), 64);
+        assert_eq!(traffic.conversations.len(), 48);
         for conversation in &traffic.conversations {
             assert!(!conversation.turns.is_empty());
             assert!(conversation.turns.is_sorted_by_key(|turn| turn.at));
