@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
+use super::published::{Pin, local_words};
 use super::rank::{Announced, Content, NameKey, NameRef, Orphan, OrphanContent, OrphanId, Rank};
-use super::shared::{Pin, local_words};
 use super::tree::{Extended, Layer, Place, RunId, Tree};
 use super::{Announcements, StoreRefusal, StoreRequest, StoreTokens, Stored};
 use crate::block::{

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::announcer::{Announcer, Plan};
+use super::published::{Pin, SoleWriter, pin};
 use super::rank::{Content, Rank};
 use super::roster::{RankView, Roster};
-use super::shared::{Pin, SoleWriter, pin};
 use super::tree::{Layer, Place, Tree};
 use super::{Announcements, LayerContents, Removed, StoreRefusal, StoreRequest, Stored};
 use crate::block::{BlockHash, BlockSize, LocalHasher, Tier};

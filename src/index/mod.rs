@@ -21,11 +21,11 @@ mod announcer;
 mod bulk;
 mod core;
 mod coverage;
+mod published;
 mod query;
 mod rank;
 mod roster;
 mod run;
-mod shared;
 mod sync;
 mod table;
 mod tree;
@@ -36,10 +36,10 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::core::Core;
+use self::published::{Pin, pin};
 use self::query::Attempt;
 pub use self::query::Scratch;
 use self::roster::Roster;
-use self::shared::{Pin, pin};
 use self::tree::Tables;
 pub use crate::block::Announcements;
 use crate::block::{
@@ -214,7 +214,7 @@ impl PrefixIndex {
     /// Opens a write section: apply many batches under one. Queries go on beside it and see each event whole
     /// or not at all.
     pub fn write(&mut self) -> WriteSection<'_> {
-        WriteSection { core: self.core.write(), pin: pin() }
+        WriteSection { core: self.core.write(), pin: Some(pin()) }
     }
 }
 
@@ -223,7 +223,7 @@ impl PrefixIndex {
 pub struct WriteSection<'a> {
     core: RwLockWriteGuard<'a, Core>,
     /// Makes the pins of single events cheap.
-    pin: Pin,
+    pin: Option<Pin>,
 }
 
 impl WriteSection<'_> {
@@ -273,7 +273,12 @@ impl WriteSection<'_> {
 
 impl Drop for WriteSection<'_> {
     fn drop(&mut self) {
-        self.pin.collect();
+        // What this section retired becomes free when two more pins have come after it, this thread's among
+        // them; one collection takes some five hundred pieces.
+        drop(self.pin.take());
+        for _ in 0..=self.core.tree.take_retired() / 256 {
+            pin().collect();
+        }
     }
 }
 
@@ -301,11 +306,11 @@ impl Reader {
         let pin = pin();
         let attempt =
             Attempt { tables: &self.tables, roster: &self.roster, block_size: self.block_size, pin: &pin };
-        for nth in 0..ATTEMPTS {
+        for _ in 0..ATTEMPTS {
             if attempt.answer(query, scratch) {
                 return;
             }
-            if nth < ATTEMPTS / 2 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            std::hint::spin_loop();
         }
         let writer_waits = self.core.read();
         attempt.answer(query, scratch);

@@ -1,9 +1,9 @@
 //! Queries: how far each rank's blocks reach into a prompt.
 
+use super::published::{Pin, local_words, sequence_words};
 use super::rank::Group;
 use super::roster::{Ranks, Roster};
 use super::run::{Hashes, INLINE_WORDS, Run};
-use super::shared::{Pin, local_words, sequence_words};
 use super::tree::{Layer, RunId, Tables};
 use super::{HybridRule, IndexQuery, RankOverlap};
 use crate::block::{AttentionKind, BlockSize, SequenceHash, Tier};
@@ -151,12 +151,12 @@ impl Attempt<'_> {
         active.resize(words, 0);
         still.clear();
         still.resize(words, 0);
+        overlaps.reserve(ranks.len());
         let mut end = |index: u32, reach: u32| {
             if reach > 0
                 && Some(index) != hidden
-                && let Some(rank) = ranks.at(index)
+                && let Some(slot) = ranks.slot(index)
             {
-                let slot = rank.slot;
                 overlaps.push(RankOverlap { slot, device: reach, host: reach, disk: reach, left_out: false });
             }
         };

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use smallvec::SmallVec;
 
+use super::published::{Pin, Published};
 use super::rank::Group;
-use super::shared::{Pin, Published};
 use super::version::Version;
 use crate::ids::RankSlot;
 
@@ -46,6 +46,8 @@ pub(super) struct RankView {
 #[derive(Clone, Default, Debug)]
 pub(super) struct Ranks {
     by_index: Vec<Option<RankView>>,
+    /// Generations by index, 0 where no rank is: what an answer needs of each rank, close together.
+    generations: Vec<u32>,
     /// Those with layers.
     layered: Vec<u32>,
 }
@@ -54,6 +56,13 @@ impl Ranks {
     /// One past the highest index.
     pub(super) fn len(&self) -> usize {
         self.by_index.len()
+    }
+
+    /// The slot of the rank at this index.
+    #[inline]
+    pub(super) fn slot(&self, index: u32) -> Option<RankSlot> {
+        let generation = *self.generations.get(index as usize)?;
+        (generation != 0).then_some(RankSlot { index, generation })
     }
 
     pub(super) fn at(&self, index: u32) -> Option<&RankView> {
@@ -106,11 +115,13 @@ impl Roster {
         let at = index as usize;
         if ranks.by_index.len() <= at {
             ranks.by_index.resize(at + 1, None);
+            ranks.generations.resize(at + 1, 0);
         }
         ranks.layered.retain(|of| *of != index);
         if rank.as_ref().is_some_and(|rank| rank.layers.is_some()) {
             ranks.layered.push(index);
         }
+        ranks.generations[at] = rank.as_ref().map_or(0, |rank| rank.slot.generation);
         ranks.by_index[at] = rank;
         self.ranks.replace(Some(ranks), pin);
     }

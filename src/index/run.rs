@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use smallvec::SmallVec;
 
 use super::coverage::{Coverage, Interval};
-use super::shared::{Blocks, BlocksView, Pin, Published, SoleWriter, prefetch};
+use super::published::{Blocks, BlocksView, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
 use crate::block::{LocalBlockHash, SequenceHash};

@@ -7,7 +7,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::shared::prefetch;
+use super::published::prefetch;
 
 /// Entries of one line.
 const SLOTS: usize = 7;

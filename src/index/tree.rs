@@ -12,8 +12,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
+use super::published::{Pin, Published, SoleWriter};
 use super::run::{MAX_RUN, Run};
-use super::shared::{Pin, Published, SoleWriter};
 use super::table::LineTable;
 use crate::block::{BlockHash, Isolation, LocalBlockHash, SequenceHash, Tier};
 
@@ -190,6 +190,8 @@ pub(super) struct Tree {
     blocks: u64,
     /// Runs whose versions are open.
     open: Vec<RunId>,
+    /// Buffers retired and not reported yet.
+    retired: usize,
     /// Where the versions of the next chunk begin, above all that were before.
     next_version: u64,
 }
@@ -208,6 +210,7 @@ impl Tree {
             head_count: 0,
             blocks: 0,
             open: Vec::new(),
+            retired: 0,
             next_version: 0,
         }
     }
@@ -551,6 +554,11 @@ impl Tree {
         self.tables.heads.replace(Some(heads), pin);
     }
 
+    /// About how many buffers were retired since this was asked last.
+    pub(super) fn take_retired(&mut self) -> usize {
+        std::mem::take(&mut self.retired)
+    }
+
     /// Takes back a new run that got no blocks.
     pub(super) fn drop_run(&mut self, id: RunId, pin: &Pin) {
         self.change(id);
@@ -558,6 +566,7 @@ impl Tree {
         run.truncate(0, &self.writer, pin);
         self.own[id.0 as usize] = None;
         self.free.push(id);
+        self.retired += 1;
     }
 
     // === giving back ===

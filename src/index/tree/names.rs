@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 
 use super::{NameTable, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
-use crate::index::shared::Pin;
+use crate::index::published::Pin;
 
 /// Lines asked for ahead: as many misses as a core keeps in flight.
 const AHEAD: usize = 16;
