@@ -21,6 +21,12 @@ use super::Verdict;
 
 /// Measure: the service under load, events until they are visible, the index, the ranks of engines
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  rankwise bench index --html index.html                 the index alone: blocks in, look-ups, both at once
+  rankwise bench serve --what select                     the highest rate that a service keeps up
+  rankwise bench serve --event-to-visible --ranks 128    from a publisher's send to the first query that sees it
+  rankwise bench ranks --ranks 8 --uneven                ranks that agree on one grid and walk it together")]
 pub struct Args {
     #[command(subcommand)]
     what: What,
