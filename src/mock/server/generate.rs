@@ -232,6 +232,7 @@ async fn respond(
     let local = state.local(rank.dp_rank());
     let frame = Frame {
         form,
+        id: format!("mock-{}-{}", rank.dp_rank(), answer.id().0),
         created: unix_seconds(),
         model: model.clone(),
         dp_rank: rank.dp_rank().0,
@@ -249,6 +250,8 @@ async fn respond(
 /// What stands around an answer's tokens.
 struct Frame {
     form: Form,
+    /// Unique on the worker.
+    id: String,
     created: u64,
     model: String,
     /// The global rank.
@@ -260,7 +263,7 @@ struct Frame {
 impl Frame {
     fn around(&self, streamed: bool, choices: Vec<Value>, usage: Option<Usage>) -> Value {
         json!({
-            "id": format!("mock-{}-{}", self.dp_rank, self.created),
+            "id": self.id,
             "object": self.form.object(streamed),
             "created": self.created,
             "model": self.model,

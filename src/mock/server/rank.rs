@@ -191,6 +191,11 @@ pub enum Next {
 }
 
 impl Answer {
+    /// The request's number, unique on its rank.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
     /// What comes next. After the end it breaks off.
     ///
     /// # Errors
