@@ -2,7 +2,7 @@
 # The regression gate: instructions per block and per query of a fixed small workload, counted by valgrind and
 # compared with the budget in benches/instructions.json. Prints a table; half a minute and the build.
 #
-#   scripts/instructions.sh           exit code 1 when a measure is more than 2 % over its budget, and by how much
+#   scripts/instructions.sh           exit code 1 when a measure is more than 3 % over its budget, and by how much
 #   scripts/instructions.sh --write   makes the budget anew: commit it with the change that earned or cost it
 #
 # Exit code 2 when nothing could be counted: needs valgrind (your system's package of that name). The budget
