@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 /// How far a measure may lie above its budget, in per cent.
 ///
-/// The tables' seeds differ from run to run: over 16 runs of the same program no measure went beyond 0.9 % of
+/// The tables' seeds differ from run to run: over 12 runs of the same program no measure went beyond 0.9 % of
 /// its budget. What a change costs on purpose is written into the budget, not into this.
 const TOLERANCE: f64 = 3.0;
 
