@@ -27,9 +27,9 @@ pub(super) struct Core {
 }
 
 #[derive(Debug)]
-struct RankEntry {
-    generation: u32,
-    rank: Option<Rank>,
+pub(super) struct RankEntry {
+    pub(super) generation: u32,
+    pub(super) rank: Option<Rank>,
 }
 
 impl Core {
@@ -44,7 +44,19 @@ impl Core {
         }
     }
 
+    pub(super) fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
     // === ranks ===
+
+    pub(super) fn entries(&self) -> &[RankEntry] {
+        &self.ranks
+    }
+
+    pub(super) fn entries_mut(&mut self) -> &mut Vec<RankEntry> {
+        &mut self.ranks
+    }
 
     pub(super) fn add_rank(&mut self, announcements: Announcements) -> RankSlot {
         let free = self.ranks.iter().position(|entry| entry.rank.is_none());
@@ -73,7 +85,7 @@ impl Core {
         known
     }
 
-    fn publish(&self, index: u32, view: Option<RankView>, pin: &Pin) {
+    pub(super) fn publish(&self, index: u32, view: Option<RankView>, pin: &Pin) {
         self.roster.version.open();
         self.roster.put(index, view, pin);
         self.roster.version.close();
@@ -162,7 +174,7 @@ impl Core {
 
     /// Tells readers of the rank's groups once it holds more than device blocks of one; whether that opened
     /// the roster's version.
-    fn note_layers(&mut self, index: u32, pin: &Pin) -> bool {
+    pub(super) fn note_layers(&mut self, index: u32, pin: &Pin) -> bool {
         let Some(rank) = self.ranks[index as usize].rank.as_ref() else { return false };
         let layered = rank.is_layered();
         if !layered && !rank.shown_layered {
@@ -235,6 +247,7 @@ impl Core {
         for (key, announced) in &rank.explicit {
             push(key.layer, key.name.clone(), announced.iter().map(|(_, count)| u64::from(*count)).sum());
         }
+        layers.sort_unstable_by_key(|(layer, _)| *layer);
         layers
             .into_iter()
             .map(|(layer, mut names)| {

@@ -21,6 +21,7 @@ mod announcer;
 mod bulk;
 mod core;
 mod coverage;
+mod dump;
 mod published;
 mod query;
 mod rank;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::core::Core;
+pub use self::dump::Dump;
 use self::published::{Pin, pin};
 use self::query::Attempt;
 pub use self::query::Scratch;
@@ -192,7 +194,16 @@ pub struct IndexStats {
 
 /// Makes an empty index for blocks of this size: the writer's handle and a reader's.
 pub fn new(block_size: BlockSize) -> (PrefixIndex, Reader) {
-    let core = Core::new(block_size);
+    handles(Core::new(block_size))
+}
+
+/// Makes an index of another's content. Ranks have the slots that they had there.
+pub fn of_dump(dump: Dump) -> (PrefixIndex, Reader) {
+    handles(Core::of_dump(dump))
+}
+
+fn handles(core: Core) -> (PrefixIndex, Reader) {
+    let block_size = core.block_size();
     let (tables, roster) = (Arc::clone(&core.tree.tables), Arc::clone(&core.roster));
     let core = Arc::new(RwLock::new(core));
     (PrefixIndex { core: Arc::clone(&core), block_size }, Reader { tables, roster, block_size, core })
@@ -341,6 +352,12 @@ impl Reader {
     /// section; for checks and dumps.
     pub fn contents(&self, slot: RankSlot) -> Vec<LayerContents> {
         self.core.read().contents(slot)
+    }
+
+    /// The whole content, as of one moment. Costs one pass over the runs and as much memory again, and waits for
+    /// the writer's section.
+    pub fn dump(&self) -> Dump {
+        self.core.read().dump()
     }
 
     /// Size of the index. Costs one look at every run and waits for the writer's section.

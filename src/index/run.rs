@@ -253,6 +253,12 @@ impl Run {
         ranks
     }
 
+    /// What each rank holds of the run.
+    pub(super) fn holders(&self, pin: &Pin) -> Vec<Interval> {
+        let whole = |rank| Interval { rank, from: 0, to: self.len() };
+        self.full_ranks(pin).into_iter().map(whole).chain(self.partial(pin).iter()).collect()
+    }
+
     /// Whether the rank and no other holds the whole run.
     pub(super) fn is_only_full(&self, rank: u32, pin: &Pin) -> bool {
         let inline: u32 = self.full.iter().map(|word| word.load(Relaxed).count_ones()).sum();

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
+use super::coverage::Interval;
+use super::dump::{DumpedNames, DumpedRun};
 use super::published::{Pin, Published, SoleWriter};
 use super::run::{MAX_RUN, Run};
 use super::table::LineTable;
@@ -355,6 +357,41 @@ impl Tree {
     /// Runs in the tree.
     pub(super) fn run_count(&self) -> usize {
         self.own.len() - self.free.len()
+    }
+
+    /// Numbers handed out, those of gone runs included.
+    pub(super) fn id_count(&self) -> usize {
+        self.own.len()
+    }
+
+    /// The runs in the tree.
+    pub(super) fn ids(&self) -> impl Iterator<Item = RunId> {
+        (0..).map(RunId).zip(&self.own).filter_map(|(id, own)| own.as_ref().map(|_| id))
+    }
+
+    pub(super) fn parent(&self, id: RunId) -> Option<Place> {
+        self.own(id).parent
+    }
+
+    /// Makes a run as it was dumped, its parent renamed. The runs' versions stay open.
+    pub(super) fn restore_run(&mut self, dumped: DumpedRun, pin: &Pin) -> RunId {
+        let DumpedRun { parent, isolation, locals, names, holders } = dumped;
+        let before = parent.map(|place| self.sequence(place, pin));
+        let bytes = BlockHash::Bytes(Box::default());
+        let kind = matches!(names, DumpedNames::Any { bytes: true, .. }).then_some(&bytes);
+        let id = self.new_run(parent, isolation, kind, locals.len(), pin);
+        if let DumpedNames::Regular(words) = &names {
+            run_in(&self.chunks, id).set_name_words(0, words.iter().copied(), &mut self.writer, pin);
+        }
+        self.begin_run(id, before, &locals, pin);
+        self.restore_names(id, names, pin);
+        let len = self.run(id).len();
+        for (layer, held) in holders {
+            for Interval { rank, from, to } in held {
+                self.hold(layer, rank, id, from, to.min(len), pin);
+            }
+        }
+        id
     }
 
     fn live(&self) -> impl Iterator<Item = (&Run, &Own)> {

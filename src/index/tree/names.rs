@@ -6,6 +6,7 @@ use std::hash::BuildHasher;
 
 use super::{NameTable, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
+use crate::index::dump::DumpedNames;
 use crate::index::published::Pin;
 
 /// Lines asked for ahead: as many misses as a core keeps in flight.
@@ -131,6 +132,30 @@ impl Tree {
             }
         }
         self.names = names;
+    }
+
+    /// Makes room for this many names at once.
+    pub(in crate::index) fn expect_names(&mut self, count: usize, pin: &Pin) {
+        self.make_names_room(count, pin);
+    }
+
+    /// Has the names of a run that was just made lead to its blocks.
+    pub(super) fn restore_names(&mut self, run: RunId, names: DumpedNames, pin: &Pin) {
+        match names {
+            DumpedNames::Regular(words) => {
+                self.add_regular(&self.names, run, &words);
+                self.name_count += words.len();
+            }
+            DumpedNames::Any { names, .. } => {
+                for (offset, name) in (0..).zip(names) {
+                    let place = Place { run, offset };
+                    if let Some(name) = &name {
+                        self.set_name(place, name, pin);
+                    }
+                    self.lead_name(place, name.as_ref(), pin);
+                }
+            }
+        }
     }
 
     fn add_regular(&self, names: &NameTable, run: RunId, words: &[u64]) {
