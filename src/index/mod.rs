@@ -229,6 +229,22 @@ impl PrefixIndex {
     }
 }
 
+/// How far ahead of an event its memory is asked for: each step needs what the one before brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ahead {
+    /// Some six events: where the name is looked up.
+    Far,
+    /// Some three events: the run that it leads to.
+    Near,
+    /// One event: the block in the run.
+    Next,
+}
+
+impl Ahead {
+    /// All steps, with the number of events that each is worth taking ahead.
+    pub const ALL: [(Self, usize); 3] = [(Self::Far, 6), (Self::Near, 3), (Self::Next, 1)];
+}
+
 /// The right to change the index, for a few batches.
 #[derive(Debug)]
 pub struct WriteSection<'a> {
@@ -276,9 +292,14 @@ impl WriteSection<'_> {
         self.core.remove(slot, tier, group_idx, names)
     }
 
-    /// Asks for the memory where this name will be looked up: worth it some events ahead of its use.
-    pub fn prefetch(&self, name: &BlockHash) {
-        self.core.tree.prefetch_name(name);
+    /// Asks for memory that an event about this name will need. Worth it where many short events are applied one
+    /// after the other: far ahead for an event's first name or parent, nearer for the same name again, and once
+    /// more for the next event. Changes nothing.
+    #[inline]
+    pub fn look_ahead(&self, name: &BlockHash, ahead: Ahead) {
+        if let Some(pin) = &self.pin {
+            self.core.tree.look_ahead(name, ahead, pin);
+        }
     }
 }
 

@@ -194,6 +194,17 @@ impl Run {
 
     // === holders in the hot layer ===
 
+    /// Asks for both lines.
+    pub(super) fn prefetch(&self) {
+        prefetch(self);
+        prefetch(&self.full);
+    }
+
+    /// Asks for the memory of one block.
+    pub(super) fn prefetch_block(&self, offset: u32, pin: &Pin) {
+        self.blocks.load(pin).prefetch(offset as usize);
+    }
+
     /// Asks for the line that says who holds the run.
     pub(super) fn prefetch_holders(&self) {
         prefetch(&self.full);
