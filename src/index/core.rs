@@ -24,6 +24,10 @@ pub(super) struct Core {
     ranks: Vec<RankEntry>,
     hasher: LocalHasher,
     locals: Vec<u64>,
+    /// Pieces of memory retired since the last collection.
+    retired: usize,
+    /// Sections since then.
+    sections: u32,
 }
 
 #[derive(Debug)]
@@ -41,6 +45,8 @@ impl Core {
             ranks: Vec::new(),
             hasher: LocalHasher::default(),
             locals: Vec::new(),
+            retired: 0,
+            sections: 0,
         }
     }
 
@@ -106,6 +112,7 @@ impl Core {
         }
         self.note_layers(slot.index, &pin);
         self.roster.hide(None);
+        self.retired += pin.retired();
         true
     }
 
@@ -170,6 +177,20 @@ impl Core {
         if noted {
             self.roster.version.close();
         }
+        self.retired += pin.retired();
+    }
+
+    /// Ends a write section: how many collections it is worth. One takes some five hundred pieces, and none is
+    /// free before two more pins have come after it.
+    pub(super) fn end_section(&mut self) -> usize {
+        /// Without anything new, what earlier sections retired can wait for this many.
+        const SECTIONS: u32 = 64;
+        self.sections += 1;
+        if self.retired == 0 && self.sections < SECTIONS {
+            return 0;
+        }
+        self.sections = 0;
+        1 + std::mem::take(&mut self.retired) / 256
     }
 
     /// Tells readers of the rank's groups once it holds more than device blocks of one; whether that opened

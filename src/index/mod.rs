@@ -305,10 +305,8 @@ impl WriteSection<'_> {
 
 impl Drop for WriteSection<'_> {
     fn drop(&mut self) {
-        // What this section retired becomes free when two more pins have come after it, this thread's among
-        // them; one collection takes some five hundred pieces.
         drop(self.pin.take());
-        for _ in 0..=self.core.tree.take_retired() / 256 {
+        for _ in 0..self.core.end_section() {
             pin().collect();
         }
     }

@@ -192,8 +192,6 @@ pub(super) struct Tree {
     blocks: u64,
     /// Runs whose versions are open.
     open: Vec<RunId>,
-    /// Buffers retired and not reported yet.
-    retired: usize,
     /// Where the versions of the next chunk begin, above all that were before.
     next_version: u64,
 }
@@ -212,7 +210,6 @@ impl Tree {
             head_count: 0,
             blocks: 0,
             open: Vec::new(),
-            retired: 0,
             next_version: 0,
         }
     }
@@ -566,8 +563,12 @@ impl Tree {
         let run = run_in(&self.chunks, id);
         run.append(before, locals, &mut self.writer, pin);
         let first = run.first();
-        if let Some(parent) = self.own(id).parent {
+        if let (Some(parent), Some(before)) = (self.own(id).parent, before) {
             self.own_mut(parent.run).add_child(parent.offset);
+            // Only a change opens the version: much hangs behind a system prompt, and all traffic reads it.
+            if self.run(parent.run).lacks_branch(parent.offset) {
+                self.change(parent.run).keep_branch(parent.offset, before);
+            }
         }
         self.blocks += locals.len() as u64;
         self.add_head(id, first, pin);
@@ -591,11 +592,6 @@ impl Tree {
         self.tables.heads.replace(Some(heads), pin);
     }
 
-    /// About how many buffers were retired since this was asked last.
-    pub(super) fn take_retired(&mut self) -> usize {
-        std::mem::take(&mut self.retired)
-    }
-
     /// Takes back a new run that got no blocks.
     pub(super) fn drop_run(&mut self, id: RunId, pin: &Pin) {
         self.change(id);
@@ -603,7 +599,6 @@ impl Tree {
         run.truncate(0, &self.writer, pin);
         self.own[id.0 as usize] = None;
         self.free.push(id);
-        self.retired += 1;
     }
 
     // === giving back ===
