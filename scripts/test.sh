@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change goes in: formatting, lints, all tests, documentation, the pure
-# build, the fuzz targets. Prints each step with its time and a summary; the exit code is 0 if all held.
+# build, the fuzz targets, the models of the index's versions, the budget of instructions. Prints each step with
+# its time and a summary; the exit code is 0 if all held.
 #
 #   scripts/test.sh           all of it
 #   scripts/test.sh --quick   formatting, lints, the house check and the tests of the library and of tests/it;
 #                             skips documentation and its tests, the pure build's tests, the fuzz targets,
-#                             and the tests against libzmq
+#                             the models, the instructions, and the tests against libzmq
 #
-# Needs cargo with rustfmt and clippy, a C compiler, and python3. Installs what the tests want beyond that:
-# a virtual environment below the target directory, and the Debian package python3-venv if the environment
-# cannot be made without it and apt-get may be used.
+# Needs cargo with rustfmt and clippy, a C compiler, python3 and valgrind. Installs what the tests want beyond
+# that: a virtual environment below the target directory, and the Debian package python3-venv if the
+# environment cannot be made without it and apt-get may be used.
 #
 # Long runs are in scripts/test-long.sh.
 set -euo pipefail
@@ -57,11 +58,13 @@ skip() {
 # Every step builds in the release profile and from the committed lock file, so that dependencies and
 # procedural macros are built once for all of them.
 fetch() {
-    cargo fetch --locked && cargo fetch --locked --manifest-path tests/fuzz/Cargo.toml
+    cargo fetch --locked && cargo fetch --locked --manifest-path tests/fuzz/Cargo.toml &&
+        cargo fetch --locked --manifest-path tests/loom/Cargo.toml
 }
 
 format() {
-    cargo fmt --check && cargo fmt --check --manifest-path tests/fuzz/Cargo.toml
+    cargo fmt --check && cargo fmt --check --manifest-path tests/fuzz/Cargo.toml &&
+        cargo fmt --check --manifest-path tests/loom/Cargo.toml
 }
 
 lint() {
@@ -123,6 +126,12 @@ fuzz_targets() {
         cargo check --release --locked --manifest-path tests/fuzz/Cargo.toml --bins
 }
 
+# A folder of its own, since the flag would build every dependency of the other steps anew.
+models() {
+    RUSTFLAGS="--cfg loom" cargo test --release --locked --target-dir "$target/loom" \
+        --manifest-path tests/loom/Cargo.toml
+}
+
 step "fetch dependencies" fetch
 step "formatting" format
 step "no machine's paths in tracked files" places
@@ -135,6 +144,8 @@ if $quick; then
     skip "tests, pure"
     skip "documentation"
     skip "fuzz targets"
+    skip "loom"
+    skip "instructions"
 else
     step "python with pyzmq" interop
     step "tests (library, tests/it)" cargo test --release --locked --lib --bins --test it
@@ -142,6 +153,8 @@ else
     step "tests, pure" cargo test --release --locked --no-default-features --lib
     step "documentation" documentation
     step "fuzz targets" fuzz_targets
+    step "loom" models
+    step "instructions" scripts/instructions.sh
 fi
 
 printf '\n%-40s %-20s %s\n' "step" "outcome" "seconds"

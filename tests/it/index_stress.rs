@@ -1,4 +1,5 @@
 //! Many readers beside a writer: every answer must be the index's at some moment of the query.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
