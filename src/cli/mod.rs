@@ -145,7 +145,8 @@ pub fn start_log(default: LevelFilter) {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(wanted) => builder.parse_lossy(wanted),
         // The socket library announces reconnects of its own that never happen: its sockets are ours to drop.
-        Err(_) => builder.parse_lossy("zeromq=warn"),
+        // A filter with directives of its own has no default, so that is said too.
+        Err(_) => builder.parse_lossy(format!("{default},zeromq=warn")),
     };
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();

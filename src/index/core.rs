@@ -24,12 +24,16 @@ pub(super) struct Core {
     ranks: Vec<RankEntry>,
     hasher: LocalHasher,
     locals: Vec<u64>,
+    /// Pieces of memory retired since the last collection.
+    retired: usize,
+    /// Sections since then.
+    sections: u32,
 }
 
 #[derive(Debug)]
-struct RankEntry {
-    generation: u32,
-    rank: Option<Rank>,
+pub(super) struct RankEntry {
+    pub(super) generation: u32,
+    pub(super) rank: Option<Rank>,
 }
 
 impl Core {
@@ -41,10 +45,24 @@ impl Core {
             ranks: Vec::new(),
             hasher: LocalHasher::default(),
             locals: Vec::new(),
+            retired: 0,
+            sections: 0,
         }
     }
 
+    pub(super) fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
     // === ranks ===
+
+    pub(super) fn entries(&self) -> &[RankEntry] {
+        &self.ranks
+    }
+
+    pub(super) fn entries_mut(&mut self) -> &mut Vec<RankEntry> {
+        &mut self.ranks
+    }
 
     pub(super) fn add_rank(&mut self, announcements: Announcements) -> RankSlot {
         let free = self.ranks.iter().position(|entry| entry.rank.is_none());
@@ -73,7 +91,7 @@ impl Core {
         known
     }
 
-    fn publish(&self, index: u32, view: Option<RankView>, pin: &Pin) {
+    pub(super) fn publish(&self, index: u32, view: Option<RankView>, pin: &Pin) {
         self.roster.version.open();
         self.roster.put(index, view, pin);
         self.roster.version.close();
@@ -94,6 +112,7 @@ impl Core {
         }
         self.note_layers(slot.index, &pin);
         self.roster.hide(None);
+        self.retired += pin.retired();
         true
     }
 
@@ -158,11 +177,25 @@ impl Core {
         if noted {
             self.roster.version.close();
         }
+        self.retired += pin.retired();
+    }
+
+    /// Ends a write section: how many collections it is worth. One takes some five hundred pieces, and none is
+    /// free before two more pins have come after it.
+    pub(super) fn end_section(&mut self) -> usize {
+        /// Without anything new, what earlier sections retired can wait for this many.
+        const SECTIONS: u32 = 64;
+        self.sections += 1;
+        if self.retired == 0 && self.sections < SECTIONS {
+            return 0;
+        }
+        self.sections = 0;
+        1 + std::mem::take(&mut self.retired) / 256
     }
 
     /// Tells readers of the rank's groups once it holds more than device blocks of one; whether that opened
     /// the roster's version.
-    fn note_layers(&mut self, index: u32, pin: &Pin) -> bool {
+    pub(super) fn note_layers(&mut self, index: u32, pin: &Pin) -> bool {
         let Some(rank) = self.ranks[index as usize].rank.as_ref() else { return false };
         let layered = rank.is_layered();
         if !layered && !rank.shown_layered {
@@ -235,6 +268,7 @@ impl Core {
         for (key, announced) in &rank.explicit {
             push(key.layer, key.name.clone(), announced.iter().map(|(_, count)| u64::from(*count)).sum());
         }
+        layers.sort_unstable_by_key(|(layer, _)| *layer);
         layers
             .into_iter()
             .map(|(layer, mut names)| {

@@ -114,6 +114,12 @@ impl Coverage {
         next.map_or(to, |held| held.from.clamp(from, to)) - from
     }
 
+    /// What each rank holds of a run of `len` blocks.
+    pub(super) fn holders(&self, len: u32) -> Vec<Interval> {
+        let whole = self.full.iter().map(|rank| Interval { rank, from: 0, to: len });
+        whole.chain(self.partial.iter().copied()).collect()
+    }
+
     /// Adds `from..to` of a run of `len` blocks; returns how many blocks are new to the rank.
     pub(super) fn add(&mut self, rank: u32, from: u32, to: u32, len: u32) -> u32 {
         if self.full.contains(rank) || from >= to {

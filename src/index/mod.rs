@@ -21,6 +21,7 @@ mod announcer;
 mod bulk;
 mod core;
 mod coverage;
+mod dump;
 mod published;
 mod query;
 mod rank;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::core::Core;
+pub use self::dump::Dump;
 use self::published::{Pin, pin};
 use self::query::Attempt;
 pub use self::query::Scratch;
@@ -192,7 +194,16 @@ pub struct IndexStats {
 
 /// Makes an empty index for blocks of this size: the writer's handle and a reader's.
 pub fn new(block_size: BlockSize) -> (PrefixIndex, Reader) {
-    let core = Core::new(block_size);
+    handles(Core::new(block_size))
+}
+
+/// Makes an index of another's content. Ranks have the slots that they had there.
+pub fn of_dump(dump: Dump) -> (PrefixIndex, Reader) {
+    handles(Core::of_dump(dump))
+}
+
+fn handles(core: Core) -> (PrefixIndex, Reader) {
+    let block_size = core.block_size();
     let (tables, roster) = (Arc::clone(&core.tree.tables), Arc::clone(&core.roster));
     let core = Arc::new(RwLock::new(core));
     (PrefixIndex { core: Arc::clone(&core), block_size }, Reader { tables, roster, block_size, core })
@@ -216,6 +227,22 @@ impl PrefixIndex {
     pub fn write(&mut self) -> WriteSection<'_> {
         WriteSection { core: self.core.write(), pin: Some(pin()) }
     }
+}
+
+/// How far ahead of an event its memory is asked for: each step needs what the one before brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ahead {
+    /// Some six events: where the name is looked up.
+    Far,
+    /// Some three events: the run that it leads to.
+    Near,
+    /// One event: the block in the run.
+    Next,
+}
+
+impl Ahead {
+    /// All steps, with the number of events that each is worth taking ahead.
+    pub const ALL: [(Self, usize); 3] = [(Self::Far, 6), (Self::Near, 3), (Self::Next, 1)];
 }
 
 /// The right to change the index, for a few batches.
@@ -265,18 +292,21 @@ impl WriteSection<'_> {
         self.core.remove(slot, tier, group_idx, names)
     }
 
-    /// Asks for the memory where this name will be looked up: worth it some events ahead of its use.
-    pub fn prefetch(&self, name: &BlockHash) {
-        self.core.tree.prefetch_name(name);
+    /// Asks for memory that an event about this name will need. Worth it where many short events are applied one
+    /// after the other: far ahead for an event's first name or parent, nearer for the same name again, and once
+    /// more for the next event. Changes nothing.
+    #[inline]
+    pub fn look_ahead(&self, name: &BlockHash, ahead: Ahead) {
+        if let Some(pin) = &self.pin {
+            self.core.tree.look_ahead(name, ahead, pin);
+        }
     }
 }
 
 impl Drop for WriteSection<'_> {
     fn drop(&mut self) {
-        // What this section retired becomes free when two more pins have come after it, this thread's among
-        // them; one collection takes some five hundred pieces.
         drop(self.pin.take());
-        for _ in 0..=self.core.tree.take_retired() / 256 {
+        for _ in 0..self.core.end_section() {
             pin().collect();
         }
     }
@@ -341,6 +371,12 @@ impl Reader {
     /// section; for checks and dumps.
     pub fn contents(&self, slot: RankSlot) -> Vec<LayerContents> {
         self.core.read().contents(slot)
+    }
+
+    /// The whole content, as of one moment. Costs one pass over the runs and as much memory again, and waits for
+    /// the writer's section.
+    pub fn dump(&self) -> Dump {
+        self.core.read().dump()
     }
 
     /// Size of the index. Costs one look at every run and waits for the writer's section.

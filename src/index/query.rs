@@ -107,7 +107,7 @@ impl Attempt<'_> {
             path.push(Segment { run: id, version, len: blocks(len), start: blocks(at) });
             parent = Some(last);
             if len < whole && at + len < total && query.sequences.is_empty() {
-                parent = Some(hashes.sequence(len - 1));
+                parent = Some(run.branch(blocks(len - 1)).unwrap_or_else(|| hashes.sequence(len - 1)));
                 if !run.version.unchanged(version) {
                     return Err(Changed);
                 }

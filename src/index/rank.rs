@@ -99,6 +99,33 @@ impl Rank {
         }
     }
 
+    /// The same rank in an index whose runs have other numbers.
+    pub(super) fn carried_over(&self, renamed: impl Fn(Place) -> Place) -> Self {
+        let run = |id: &RunId| renamed(Place { run: *id, offset: 0 }).run;
+        let content = |content: Content| match content {
+            Content::Placed(place) => Content::Placed(renamed(place)),
+            other => other,
+        };
+        let announced = |announced: &Announced| -> Announced {
+            announced.iter().map(|(of, count)| (content(*of), *count)).collect()
+        };
+        let gauge = Arc::new(Gauge::default());
+        gauge.add(i64::try_from(self.gauge.blocks()).unwrap_or(i64::MAX));
+        Self {
+            generation: self.generation,
+            announcements: self.announcements,
+            groups: self.groups.clone(),
+            runs: self.runs.iter().map(run).collect(),
+            explicit: self.explicit.iter().map(|(key, of)| (key.clone(), announced(of))).collect(),
+            pinned: self.pinned.iter().map(|((layer, of), count)| ((*layer, renamed(*of)), *count)).collect(),
+            orphans: self.orphans.clone(),
+            gauge,
+            shown_layered: false,
+            cold_blocks: self.cold_blocks,
+            nameless: self.nameless,
+        }
+    }
+
     /// Blocks and names that the rank holds, for the bound on hostile growth.
     pub(super) fn held(&self) -> u64 {
         self.gauge.blocks() + self.cold_blocks + self.explicit.len() as u64
@@ -206,7 +233,7 @@ impl Orphan {
 }
 
 /// The orphans of one rank, by the parent that they wait for.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Orphans {
     slots: Vec<Option<Orphan>>,
     free: Vec<OrphanId>,

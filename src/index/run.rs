@@ -26,8 +26,19 @@ const CHECKPOINT: usize = 8;
 const INLINE_RANKS: u32 = 256;
 pub(super) const INLINE_WORDS: usize = 4;
 
+/// Says in a run's word of branch offsets that its names are byte strings.
+const BYTE_NAMES: u64 = 1 << 63;
+
 /// Intervals in the header; more are spilled.
-const INLINE_INTERVALS: usize = 4;
+const INLINE_INTERVALS: usize = 2;
+
+/// Branching points whose sequence hashes the header keeps: a prompt that leaves the run there needs no
+/// checkpoint, which would be a miss of its own. System prompts have one or two that nearly all traffic takes.
+const BRANCHES: usize = 2;
+
+/// Bits of a branch's offset in its word, one more than a run's length needs: 0 is none.
+const BRANCH_BITS: u32 = 18;
+const BRANCH_MASK: u64 = (1 << BRANCH_BITS) - 1;
 
 /// Words of a spill before its intervals: which ranks have some, the lowest end of those from 0, and whether
 /// these two say it all.
@@ -55,7 +66,9 @@ pub(super) struct Run {
     last: AtomicU64,
     spill: Published<Box<[AtomicU64]>>,
     ext: Published<Ext>,
-    byte_names: AtomicU64,
+    /// Offsets of the branches, each plus one; the highest bit says that names are byte strings.
+    branch_offsets: AtomicU64,
+    branches: [AtomicU64; BRANCHES],
     full: [AtomicU64; INLINE_WORDS],
     inline: [AtomicU64; INLINE_INTERVALS],
 }
@@ -88,11 +101,49 @@ impl Run {
 
     /// Whether the blocks' names are byte strings, which lie elsewhere.
     pub(super) fn has_byte_names(&self) -> bool {
-        self.byte_names.load(Relaxed) != 0
+        self.branch_offsets.load(Relaxed) & BYTE_NAMES != 0
     }
 
     pub(super) fn set_byte_names(&self, are: bool) {
-        self.byte_names.store(u64::from(are), Relaxed);
+        self.branch_offsets.store(if are { BYTE_NAMES } else { 0 }, Relaxed);
+    }
+
+    /// The sequence hash of the block at `offset`, if the header keeps it.
+    pub(super) fn branch(&self, offset: u32) -> Option<SequenceHash> {
+        let offsets = self.branch_offsets.load(Relaxed);
+        let is = |nth: u32| offsets >> (nth * BRANCH_BITS) & BRANCH_MASK == u64::from(offset) + 1;
+        let nth = (0..BRANCHES as u32).find(|nth| is(*nth))?;
+        Some(SequenceHash(self.branches[nth as usize].load(Relaxed)))
+    }
+
+    /// Keeps the sequence hash of a block that something hangs behind, if there is room.
+    pub(super) fn keep_branch(&self, offset: u32, sequence: SequenceHash) {
+        let offsets = self.branch_offsets.load(Relaxed);
+        if let Some(nth) = self.free_branch() {
+            self.branches[nth as usize].store(sequence.0, Relaxed);
+            self.branch_offsets.store(offsets | (u64::from(offset) + 1) << (nth * BRANCH_BITS), Relaxed);
+        }
+    }
+
+    /// Whether [`Self::keep_branch`] would change anything.
+    pub(super) fn lacks_branch(&self, offset: u32) -> bool {
+        self.free_branch().is_some() && self.branch(offset).is_none()
+    }
+
+    fn free_branch(&self) -> Option<u32> {
+        let offsets = self.branch_offsets.load(Relaxed);
+        (0..BRANCHES as u32).find(|nth| offsets >> (nth * BRANCH_BITS) & BRANCH_MASK == 0)
+    }
+
+    /// Forgets what was kept of blocks from `len` on.
+    fn forget_branches(&self, len: u32) {
+        let mut offsets = self.branch_offsets.load(Relaxed);
+        for nth in 0..BRANCHES as u32 {
+            if offsets >> (nth * BRANCH_BITS) & BRANCH_MASK > u64::from(len) {
+                offsets &= !(BRANCH_MASK << (nth * BRANCH_BITS));
+            }
+        }
+        self.branch_offsets.store(offsets, Relaxed);
     }
 
     pub(super) fn name_word(&self, offset: u32, pin: &Pin) -> u64 {
@@ -177,6 +228,7 @@ impl Run {
 
     /// Cuts the run to `len` blocks, beyond which nobody holds anything, and gives room back.
     pub(super) fn truncate(&self, len: u32, writer: &SoleWriter, pin: &Pin) {
+        self.forget_branches(len);
         if len == 0 {
             self.len.store(0, Relaxed);
             self.blocks.release(pin);
@@ -193,6 +245,17 @@ impl Run {
     }
 
     // === holders in the hot layer ===
+
+    /// Asks for both lines.
+    pub(super) fn prefetch(&self) {
+        prefetch(self);
+        prefetch(&self.full);
+    }
+
+    /// Asks for the memory of one block.
+    pub(super) fn prefetch_block(&self, offset: u32, pin: &Pin) {
+        self.blocks.load(pin).prefetch(offset as usize);
+    }
 
     /// Asks for the line that says who holds the run.
     pub(super) fn prefetch_holders(&self) {
@@ -251,6 +314,12 @@ impl Run {
             }
         }
         ranks
+    }
+
+    /// What each rank holds of the run.
+    pub(super) fn holders(&self, pin: &Pin) -> Vec<Interval> {
+        let whole = |rank| Interval { rank, from: 0, to: self.len() };
+        self.full_ranks(pin).into_iter().map(whole).chain(self.partial(pin).iter()).collect()
     }
 
     /// Whether the rank and no other holds the whole run.

@@ -7,7 +7,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::published::prefetch;
+use super::published::{prefetch, with_huge_capacity};
 
 /// Entries of one line.
 const SLOTS: usize = 7;
@@ -33,7 +33,9 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
     pub(super) fn with_room_for(entries: usize) -> Self {
         // 7 of 8 slots in use on average leave searches at 1.1 lines.
         let lines = entries.div_ceil(SLOTS).max(1) * 8 / 7 + 1;
-        Self { lines: (0..lines).map(|_| Line::default()).collect() }
+        let mut memory = with_huge_capacity(lines);
+        memory.resize_with(lines, Line::default);
+        Self { lines: memory.into_boxed_slice() }
     }
 
     /// Entries that fit without long searches.
@@ -138,6 +140,14 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
             at = self.after(at);
         }
         false
+    }
+
+    /// A payload that a search for this hash may find, from the line where it begins.
+    #[inline]
+    pub(super) fn guess(&self, hash: u64) -> Option<u64> {
+        let tag = Self::word(hash, 0);
+        let slots = self.lines[self.home(hash)].slots.iter();
+        slots.map(|slot| slot.load(Relaxed) ^ tag).find(|payload| *payload <= Self::MASK && *payload != 0)
     }
 
     /// Asks for the line where a search for this hash begins.

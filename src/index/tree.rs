@@ -12,6 +12,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
+use super::coverage::Interval;
+use super::dump::{DumpedNames, DumpedRun};
 use super::published::{Pin, Published, SoleWriter};
 use super::run::{MAX_RUN, Run};
 use super::table::LineTable;
@@ -190,8 +192,6 @@ pub(super) struct Tree {
     blocks: u64,
     /// Runs whose versions are open.
     open: Vec<RunId>,
-    /// Buffers retired and not reported yet.
-    retired: usize,
     /// Where the versions of the next chunk begin, above all that were before.
     next_version: u64,
 }
@@ -210,7 +210,6 @@ impl Tree {
             head_count: 0,
             blocks: 0,
             open: Vec::new(),
-            retired: 0,
             next_version: 0,
         }
     }
@@ -355,6 +354,41 @@ impl Tree {
     /// Runs in the tree.
     pub(super) fn run_count(&self) -> usize {
         self.own.len() - self.free.len()
+    }
+
+    /// Numbers handed out, those of gone runs included.
+    pub(super) fn id_count(&self) -> usize {
+        self.own.len()
+    }
+
+    /// The runs in the tree.
+    pub(super) fn ids(&self) -> impl Iterator<Item = RunId> {
+        (0..).map(RunId).zip(&self.own).filter_map(|(id, own)| own.as_ref().map(|_| id))
+    }
+
+    pub(super) fn parent(&self, id: RunId) -> Option<Place> {
+        self.own(id).parent
+    }
+
+    /// Makes a run as it was dumped, its parent renamed. The runs' versions stay open.
+    pub(super) fn restore_run(&mut self, dumped: DumpedRun, pin: &Pin) -> RunId {
+        let DumpedRun { parent, isolation, locals, names, holders } = dumped;
+        let before = parent.map(|place| self.sequence(place, pin));
+        let bytes = BlockHash::Bytes(Box::default());
+        let kind = matches!(names, DumpedNames::Any { bytes: true, .. }).then_some(&bytes);
+        let id = self.new_run(parent, isolation, kind, locals.len(), pin);
+        if let DumpedNames::Regular(words) = &names {
+            run_in(&self.chunks, id).set_name_words(0, words.iter().copied(), &mut self.writer, pin);
+        }
+        self.begin_run(id, before, &locals, pin);
+        self.restore_names(id, names, pin);
+        let len = self.run(id).len();
+        for (layer, held) in holders {
+            for Interval { rank, from, to } in held {
+                self.hold(layer, rank, id, from, to.min(len), pin);
+            }
+        }
+        id
     }
 
     fn live(&self) -> impl Iterator<Item = (&Run, &Own)> {
@@ -529,8 +563,12 @@ impl Tree {
         let run = run_in(&self.chunks, id);
         run.append(before, locals, &mut self.writer, pin);
         let first = run.first();
-        if let Some(parent) = self.own(id).parent {
+        if let (Some(parent), Some(before)) = (self.own(id).parent, before) {
             self.own_mut(parent.run).add_child(parent.offset);
+            // Only a change opens the version: much hangs behind a system prompt, and all traffic reads it.
+            if self.run(parent.run).lacks_branch(parent.offset) {
+                self.change(parent.run).keep_branch(parent.offset, before);
+            }
         }
         self.blocks += locals.len() as u64;
         self.add_head(id, first, pin);
@@ -554,11 +592,6 @@ impl Tree {
         self.tables.heads.replace(Some(heads), pin);
     }
 
-    /// About how many buffers were retired since this was asked last.
-    pub(super) fn take_retired(&mut self) -> usize {
-        std::mem::take(&mut self.retired)
-    }
-
     /// Takes back a new run that got no blocks.
     pub(super) fn drop_run(&mut self, id: RunId, pin: &Pin) {
         self.change(id);
@@ -566,7 +599,6 @@ impl Tree {
         run.truncate(0, &self.writer, pin);
         self.own[id.0 as usize] = None;
         self.free.push(id);
-        self.retired += 1;
     }
 
     // === giving back ===

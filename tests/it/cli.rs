@@ -247,6 +247,8 @@ fn help_of_every_command_shows_examples() {
     let commands = text.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
     let names: Vec<&str> = commands
         .lines()
+        // What a command is for may go on in further lines, which are indented more.
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")
         .collect();

@@ -25,20 +25,23 @@ fn prompts() -> Vec<Vec<LocalBlockHash>> {
     [[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [2, 1, 1], [2, 1, 2]].map(path).to_vec()
 }
 
-/// A name per content, the same on every rank.
-fn names(prompt: &[LocalBlockHash]) -> Vec<BlockHash> {
-    SequenceHash::chain(prompt).map(|sequence| BlockHash::Int(sequence.0 ^ 0xabcd)).collect()
+/// A name per content, the same on every rank but one.
+fn names(prompt: &[LocalBlockHash], salt: u64) -> Vec<BlockHash> {
+    SequenceHash::chain(prompt).map(|sequence| BlockHash::Int(sequence.0 ^ salt)).collect()
 }
 
+/// Its engine hashes with another seed.
+const OWN_NAMES: usize = 1;
+
 #[derive(Clone, Copy, Debug)]
-enum Event {
+pub(crate) enum Event {
     Store { rank: usize, tier: Tier, prompt: usize, from: usize, to: usize },
     Remove { rank: usize, tier: Tier, prompt: usize, from: usize, to: usize },
     Clear { rank: usize },
 }
 
 /// Few ranks get most of the events, so that queries meet runs that are being changed.
-fn random_event(random: &mut StdRng) -> Event {
+pub(crate) fn random_event(random: &mut StdRng) -> Event {
     let rank = [0, 1, 65, random.random_range(0..RANKS)][random.random_range(0..4)];
     let tier = if random.random_ratio(1, 12) { Tier::Host } else { Tier::Device };
     let prompt = random.random_range(0..6);
@@ -53,29 +56,40 @@ fn random_event(random: &mut StdRng) -> Event {
     }
 }
 
-struct Subject {
-    index: PrefixIndex,
-    reader: Reader,
-    slots: Vec<RankSlot>,
-    prompts: Vec<Vec<LocalBlockHash>>,
-    names: Vec<Vec<BlockHash>>,
+pub(crate) struct Subject {
+    pub(crate) index: PrefixIndex,
+    pub(crate) reader: Reader,
+    pub(crate) slots: Vec<RankSlot>,
+    pub(crate) prompts: Vec<Vec<LocalBlockHash>>,
+    pub(crate) names: Vec<Vec<BlockHash>>,
+    pub(crate) own_names: Vec<Vec<BlockHash>>,
 }
 
 impl Subject {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (mut index, reader) = index::new(BlockSize::new(BLOCK_SIZE).unwrap());
         let slots = (0..RANKS).map(|_| index.write().add_rank(Announcements::Set)).collect();
         let prompts = prompts();
-        let names = prompts.iter().map(|prompt| names(prompt)).collect();
-        Self { index, reader, slots, prompts, names }
+        let of_salt = |salt: u64| prompts.iter().map(|prompt| names(prompt, salt)).collect();
+        let (names, own_names) = (of_salt(0xabcd), of_salt(0x1234));
+        Self { index, reader, slots, prompts, names, own_names }
     }
 
-    fn apply(&mut self, event: Event) {
+    fn names_of(&self, rank: usize, prompt: usize) -> &[BlockHash] {
+        if rank == OWN_NAMES { &self.own_names[prompt] } else { &self.names[prompt] }
+    }
+
+    pub(crate) fn apply(&mut self, event: Event) {
+        let (Event::Store { rank, prompt, .. } | Event::Remove { rank, prompt, .. }) = event else {
+            let Event::Clear { rank } = event else { return };
+            assert!(self.index.write().clear_rank(self.slots[rank]));
+            return;
+        };
+        let names = self.names_of(rank, prompt).to_vec();
         let mut section = self.index.write();
         match event {
-            Event::Clear { rank } => assert!(section.clear_rank(self.slots[rank])),
+            Event::Clear { .. } => {}
             Event::Store { rank, tier, prompt, from, to } => {
-                let names = &self.names[prompt];
                 let request = StoreRequest {
                     tier,
                     group: GroupTag::default(),
@@ -88,8 +102,8 @@ impl Subject {
                 };
                 section.store(self.slots[rank], &request).unwrap();
             }
-            Event::Remove { rank, tier, prompt, from, to } => {
-                let names: Vec<_> = self.names[prompt][from..to].iter().rev().cloned().collect();
+            Event::Remove { rank, tier, from, to, .. } => {
+                let names: Vec<_> = names[from..to].iter().rev().cloned().collect();
                 section.remove(self.slots[rank], tier, None, &names);
             }
         }
@@ -97,9 +111,9 @@ impl Subject {
 }
 
 /// Rank index, device and host reach.
-type Answer = Vec<(u32, u32, u32)>;
+pub(crate) type Answer = Vec<(u32, u32, u32)>;
 
-fn ask(reader: &Reader, query: &IndexQuery<'_>, scratch: &mut Scratch) -> Answer {
+pub(crate) fn ask(reader: &Reader, query: &IndexQuery<'_>, scratch: &mut Scratch) -> Answer {
     reader.overlap(query, scratch);
     let mut answer: Answer =
         scratch.overlaps().iter().map(|of| (of.slot.index, of.device, of.host)).collect();

@@ -16,6 +16,7 @@ mod house;
 #[cfg(feature = "io")]
 mod http;
 mod hybrid_reference;
+mod index_dump;
 mod index_reference;
 mod index_stress;
 #[cfg(feature = "io")]

@@ -6,7 +6,9 @@ use std::hash::BuildHasher;
 
 use super::{NameTable, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
-use crate::index::published::Pin;
+use crate::index::Ahead;
+use crate::index::dump::DumpedNames;
+use crate::index::published::{Pin, prefetch};
 
 /// Lines asked for ahead: as many misses as a core keeps in flight.
 const AHEAD: usize = 16;
@@ -58,10 +60,21 @@ impl Tree {
         Some(Place::unpacked(found))
     }
 
-    /// Asks for the memory where a name will be looked up.
+    /// Asks for memory that an event about this name will need.
     #[inline]
-    pub(in crate::index) fn prefetch_name(&self, name: &BlockHash) {
-        self.names.prefetch(self.name_hash(name));
+    pub(in crate::index) fn look_ahead(&self, name: &BlockHash, ahead: Ahead, pin: &Pin) {
+        let hash = self.name_hash(name);
+        if ahead == Ahead::Far {
+            return self.names.prefetch(hash);
+        }
+        let Some(Place { run, offset }) = self.names.guess(hash).map(Place::unpacked) else { return };
+        match ahead {
+            Ahead::Near => {
+                self.run(run).prefetch();
+                prefetch(&self.own[run.0 as usize]);
+            }
+            _ => self.run(run).prefetch_block(offset, pin),
+        }
     }
 
     /// Whether `name` is the tree's own name for the block at `place`.
@@ -133,19 +146,38 @@ impl Tree {
         self.names = names;
     }
 
-    fn add_regular(&self, names: &NameTable, run: RunId, words: &[u64]) {
-        let mut place = Place { run, offset: 0 };
-        for group in words.chunks(AHEAD) {
-            let mut hashes = [0; AHEAD];
-            for (hash, word) in hashes.iter_mut().zip(group) {
-                *hash = self.tables.hasher.hash_one(word);
-                names.prefetch(*hash);
+    /// Makes room for this many names at once.
+    pub(in crate::index) fn expect_names(&mut self, count: usize, pin: &Pin) {
+        self.make_names_room(count, pin);
+    }
+
+    /// Has the names of a run that was just made lead to its blocks.
+    pub(super) fn restore_names(&mut self, run: RunId, names: DumpedNames, pin: &Pin) {
+        match names {
+            DumpedNames::Regular(words) => {
+                self.add_regular(&self.names, run, &words);
+                self.name_count += words.len();
             }
-            for &hash in &hashes[..group.len()] {
-                names.insert(hash, place.packed());
-                place.offset += 1;
+            DumpedNames::Any { names, .. } => {
+                for (offset, name) in (0..).zip(names) {
+                    let place = Place { run, offset };
+                    if let Some(name) = &name {
+                        self.set_name(place, name, pin);
+                    }
+                    self.lead_name(place, name.as_ref(), pin);
+                }
             }
         }
+    }
+
+    fn add_regular(&self, names: &NameTable, run: RunId, words: &[u64]) {
+        let mut place = Place { run, offset: 0 };
+        let hash = |word: &u64| self.tables.hasher.hash_one(word);
+        for_each_ahead(names, words, hash, |hash, _| {
+            names.insert(hash, place.packed());
+            place.offset += 1;
+            true
+        });
     }
 
     fn add_irregular(&self, names: &NameTable, run: RunId, irregular: bool, pin: &Pin) {
@@ -185,29 +217,22 @@ impl Tree {
     ) -> u32 {
         // No larger table may be made while names lead to blocks that are not there yet.
         self.make_names_room(names.len(), pin);
+        let names = &names[..names.iter().take_while(|name| self.suits(run, name)).count()];
+        self.set_names(run, from, names, pin);
         let mut offset = from;
-        for group in names.chunks(AHEAD) {
-            let group = &group[..group.iter().take_while(|name| self.suits(run, name)).count()];
-            let mut hashes = [0; AHEAD];
-            for (hash, name) in hashes.iter_mut().zip(group) {
-                *hash = self.name_hash(name);
-                self.names.prefetch(*hash);
-            }
-            self.set_names(run, offset, group, pin);
-            for (name, &hash) in group.iter().zip(&hashes) {
-                let led = self.names.insert_new(hash, Place { run, offset }.packed(), |payload| {
+        for_each_ahead(
+            &self.names,
+            names,
+            |name| self.name_hash(name),
+            |hash, name| {
+                let new = self.names.insert_new(hash, Place { run, offset }.packed(), |payload| {
                     self.name_is(Place::unpacked(payload), name, pin)
                 });
-                if !led {
-                    return offset - from;
-                }
-                self.name_count += 1;
-                offset += 1;
-            }
-            if group.len() < AHEAD {
-                break;
-            }
-        }
+                offset += u32::from(new);
+                new
+            },
+        );
+        self.name_count += (offset - from) as usize;
         offset - from
     }
 
@@ -225,28 +250,22 @@ impl Tree {
 
     /// Has the names of a run's blocks `from..to` lead nowhere.
     pub(super) fn forget_names(&mut self, id: RunId, from: u32, to: u32, pin: &Pin) {
-        let mut start = from;
-        while start < to {
-            // 16 fits.
-            #[allow(clippy::cast_possible_truncation)]
-            let end = to.min(start + AHEAD as u32);
-            let mut hashes = [0; AHEAD];
-            if let Some(words) = self.regular_names(id, pin) {
-                for (hash, name) in hashes.iter_mut().zip(&words[start as usize..end as usize]) {
-                    *hash = self.tables.hasher.hash_one(name);
-                    self.names.prefetch(*hash);
-                }
-            } else {
-                for (hash, offset) in hashes.iter_mut().zip(start..end) {
-                    *hash = self.hash_at(Place { run: id, offset }, pin);
-                }
+        let mut place = Place { run: id, offset: from };
+        let mut led = 0;
+        if let Some(words) = self.regular_names(id, pin) {
+            let hash = |word: &u64| self.tables.hasher.hash_one(word);
+            for_each_ahead(&self.names, &words[from as usize..to as usize], hash, |hash, _| {
+                led += usize::from(self.names.remove(hash, place.packed()));
+                place.offset += 1;
+                true
+            });
+        } else {
+            while place.offset < to {
+                led += usize::from(self.names.remove(self.hash_at(place, pin), place.packed()));
+                place.offset += 1;
             }
-            for (offset, &hash) in (start..end).zip(&hashes) {
-                let led = self.names.remove(hash, Place { run: id, offset }.packed());
-                self.name_count -= usize::from(led);
-            }
-            start = end;
         }
+        self.name_count -= led;
         if self.names.room() > 64 && self.name_count < self.names.room() / 3 {
             self.names_are_few = true;
         }
@@ -257,5 +276,35 @@ impl Tree {
         if std::mem::take(&mut self.names_are_few) && self.name_count < self.names.room() / 3 {
             self.resize_names(self.name_count + self.name_count / 2, pin);
         }
+    }
+}
+
+/// Does something with each name's hash while the lines of the next names are on their way; stops where it
+/// says `false`.
+#[inline]
+fn for_each_ahead<T>(
+    table: &NameTable,
+    names: &[T],
+    hash: impl Fn(&T) -> u64,
+    mut each: impl FnMut(u64, &T) -> bool,
+) {
+    let ask = |group: &[T]| {
+        let mut hashes = [0; AHEAD];
+        for (slot, name) in hashes.iter_mut().zip(group) {
+            *slot = hash(name);
+            table.prefetch(*slot);
+        }
+        hashes
+    };
+    let mut groups = names.chunks(AHEAD);
+    let Some(mut group) = groups.next() else { return };
+    let mut hashes = ask(group);
+    loop {
+        let next = groups.next().map(|group| (group, ask(group)));
+        if !group.iter().zip(hashes).all(|(name, hash)| each(hash, name)) {
+            return;
+        }
+        let Some(behind) = next else { return };
+        (group, hashes) = behind;
     }
 }

@@ -5,10 +5,10 @@ use std::ops::Range;
 use rankwise::block::{Announcements, BlockHash, BlockSize, Isolation, LocalBlockHash, SequenceHash, Tier};
 use rankwise::ids::RankSlot;
 use rankwise::index::{
-    self, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
+    self, Ahead, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
 };
 
-use super::{Ask, Contender, Keys, Nanos};
+use super::{Ask, Contender, DumpCost, Keys, Nanos};
 use crate::cpu;
 use crate::workload::blocks::{BLOCK_SIZE, Blocks, Event};
 use crate::workload::questions::Question;
@@ -42,6 +42,18 @@ enum Queued {
     Store { rank: usize, parent: Option<BlockHash>, names: Range<usize> },
     Remove { rank: usize, names: Range<usize> },
     Clear { rank: usize },
+}
+
+impl Queued {
+    /// The names that the event begins with.
+    fn first<'a>(&'a self, names: &'a [BlockHash]) -> impl Iterator<Item = &'a BlockHash> {
+        let (parent, first) = match self {
+            Self::Store { parent, names: of, .. } => (parent.as_ref(), names.get(of.start)),
+            Self::Remove { names: of, .. } => (None, names.get(of.start)),
+            Self::Clear { .. } => (None, None),
+        };
+        parent.into_iter().chain(first)
+    }
 }
 
 impl Rankwise {
@@ -91,7 +103,12 @@ impl Contender for Rankwise {
         cpu::spent(|| {
             for events in queue.events.chunks(EVENTS_PER_SECTION) {
                 let mut section = index.write();
-                for event in events {
+                for (at, event) in events.iter().enumerate() {
+                    for (ahead, distance) in Ahead::ALL {
+                        if let Some(event) = events.get(at + distance) {
+                            event.first(&queue.names).for_each(|name| section.look_ahead(name, ahead));
+                        }
+                    }
                     match event {
                         Queued::Store { rank, parent, names } => {
                             let request = StoreRequest {
@@ -126,6 +143,18 @@ impl Contender for Rankwise {
     fn settle(&mut self) -> Nanos {
         // Memory that readers might still look at is given back by later sections.
         cpu::spent(|| (0..SETTLING_SECTIONS).for_each(|_| drop(self.index.write())))
+    }
+
+    fn dump_and_rebuild(&mut self) -> Option<DumpCost> {
+        let mut content = None;
+        let dump = cpu::spent(|| content = Some(self.asker.reader.dump()));
+        let content = content?;
+        let mut rebuilt = None;
+        let rebuild = cpu::spent(|| rebuilt = Some(index::of_dump(content)));
+        let (index, reader) = rebuilt?;
+        self.index = index;
+        self.asker = Asker::new(reader);
+        Some(DumpCost { dump, rebuild })
     }
 
     fn uses_sequences(&self) -> bool {
