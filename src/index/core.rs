@@ -183,10 +183,12 @@ impl Core {
     /// Ends a write section: how many collections it is worth. One takes some five hundred pieces, and none is
     /// free before two more pins have come after it.
     pub(super) fn end_section(&mut self) -> usize {
-        /// Without anything new, what earlier sections retired can wait for this many.
+        /// Handing on fewer pieces than a bag of the collector holds costs as much as handing on a full one;
+        /// what little there is waits for so many sections.
+        const ENOUGH: usize = 64;
         const SECTIONS: u32 = 64;
         self.sections += 1;
-        if self.retired == 0 && self.sections < SECTIONS {
+        if self.retired < ENOUGH && self.sections < SECTIONS {
             return 0;
         }
         self.sections = 0;
