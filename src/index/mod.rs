@@ -2,13 +2,16 @@
 //!
 //! # What it costs
 //!
-//! Per distinct block 24 bytes of hashes plus about 14 of tables; per further rank that holds a run, a bit or
-//! an interval. A query walks the runs on its path: two dependent memory accesses per run, then a comparison
-//! of the run's hashes. Ranks whose engines hash the same tokens differently pay for their own names: about
-//! 100 bytes a block, since the shared table cannot serve them.
+//! About 35 bytes per distinct block: its local hash, its name, an eighth of a sequence hash, 8 to 14 bytes of
+//! table, and its share of a run's 200 bytes; per further rank that holds a run, a bit or an interval. A query
+//! walks the runs on its path: three dependent memory accesses per run, then a comparison of memory. Ranks
+//! whose engines hash the same tokens differently pay for their own names: about 100 bytes a block, since the
+//! shared table cannot serve them. So do tiers and further attention groups: each change of a run's copies the
+//! list of its layers.
 //!
-//! Readers share a lock with the writer: a reader waits for the batch that is being applied, never for a
-//! socket or another reader.
+//! Readers take no lock. A query that meets an event in the middle is asked again; after 64 attempts it waits
+//! for the writer's section. Questions to the writer's side ([`Reader::contents`], [`Reader::stats`],
+//! [`Reader::dump`], [`Reader::overlap_by_names`]) wait for it always.
 //!
 //! # What it promises
 //!
@@ -16,6 +19,7 @@
 //!    moment: after removals in the middle, duplicates, clears, re-used names, parents that come late.
 //! 2. A block is its content and everything before it; engine hashes are names within one rank.
 //! 3. Nothing recurses over depth, and what is removed gives its memory back.
+//! 4. An answer was true at one moment during the query: events are seen whole or not at all.
 
 mod announcer;
 mod bulk;
