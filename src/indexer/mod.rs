@@ -449,7 +449,7 @@ impl Indexer {
     }
 
     /// Takes in several things; runs of them that concern one pool are applied in one write section, so that
-    /// its readers are held up once.
+    /// what a section costs is paid once.
     pub fn handle_all<'a>(
         &mut self,
         now: Moment,
