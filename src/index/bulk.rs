@@ -150,7 +150,9 @@ impl Announcer<'_> {
                 continue;
             }
             let place = self.tree.named(name, self.pin);
-            let held = place.and_then(|place| self.held_around(layer, place));
+            let held = place.and_then(|Place { run, offset }| {
+                self.tree.run(run).held_around(layer, self.index, offset, self.pin)
+            });
             let (Some(Place { run, offset }), Some(held)) = (place, held) else {
                 unknown += 1;
                 continue;
@@ -177,19 +179,6 @@ impl Announcer<'_> {
             *names = behind;
         }
         (from, to)
-    }
-
-    fn held_around(&self, layer: Layer, place: Place) -> Option<(u32, u32)> {
-        let run = self.tree.run(place.run);
-        if layer == Layer::HOT {
-            return run.held_around(self.index, place.offset, self.pin);
-        }
-        let coverage = run.cold(layer, self.pin)?;
-        if coverage.full.contains(self.index) {
-            return Some((0, run.len()));
-        }
-        let mut held = coverage.of(self.index).iter();
-        held.find(|held| held.from <= place.offset && place.offset < held.to).map(|held| (held.from, held.to))
     }
 }
 

@@ -53,7 +53,8 @@ fn position(rank: u32) -> (usize, u64) {
     ((rank / 64) as usize, 1 << (rank % 64))
 }
 
-fn bits_of(mut bits: u64) -> impl Iterator<Item = u32> {
+/// The numbers of the bits that are set.
+pub(super) fn bits_of(mut bits: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         (bits != 0).then(|| {
             let bit = bits.trailing_zeros();
@@ -107,11 +108,12 @@ impl Coverage {
 
     /// How many of the blocks `from..to` the rank does not hold, counted until the first that it does.
     pub(super) fn not_held(&self, rank: u32, from: u32, to: u32) -> u32 {
-        if self.full.contains(rank) {
-            return 0;
-        }
-        let next = self.of(rank).iter().find(|held| held.to > from);
-        next.map_or(to, |held| held.from.clamp(from, to)) - from
+        if self.full.contains(rank) { 0 } else { not_in(self.of(rank).iter().copied(), from, to) }
+    }
+
+    /// The blocks of a run of `len` that the rank holds without a hole around `offset`, if it holds that one.
+    pub(super) fn held_around(&self, rank: u32, offset: u32, len: u32) -> Option<(u32, u32)> {
+        if self.full.contains(rank) { Some((0, len)) } else { around(self.of(rank).iter().copied(), offset) }
     }
 
     /// What each rank holds of a run of `len` blocks.
@@ -127,23 +129,16 @@ impl Coverage {
         }
         let start = self.partial.partition_point(|held| held.rank < rank);
         let held = self.of(rank);
-        let before: u32 = held.iter().map(|held| held.to - held.from).sum();
-        // Those that touch the new interval melt into it.
-        let first = held.iter().take_while(|held| held.to < from).count();
-        let touching = held[first..].iter().take_while(|held| held.from <= to).count();
-        let melted = &held[first..first + touching];
-        let from = melted.first().map_or(from, |held| held.from.min(from));
-        let to = melted.last().map_or(to, |held| held.to.max(to));
-        let at = start + first;
+        let Melted { first, touching, whole: Interval { from, to, .. }, new } = melt(held, rank, from, to);
         if from == 0 && to == len {
             let count = held.len();
             self.partial.drain(start..start + count);
             self.full.insert(rank);
-            return len - before;
+            return new;
         }
-        let gone: u32 = melted.iter().map(|held| held.to - held.from).sum();
+        let at = start + first;
         self.partial.splice(at..at + touching, [Interval { rank, from, to }]);
-        to - from - gone
+        new
     }
 
     /// Takes `from..to` away; returns how many blocks the rank had of it.
@@ -156,21 +151,7 @@ impl Coverage {
         }
         let start = self.partial.partition_point(|held| held.rank < rank);
         let count = self.of(rank).len();
-        let mut gone = 0;
-        let mut left = SmallVec::<[Interval; 4]>::new();
-        for held in &self.partial[start..start + count] {
-            let (cut_from, cut_to) = (held.from.max(from), held.to.min(to));
-            if cut_from >= cut_to {
-                left.push(*held);
-                continue;
-            }
-            gone += cut_to - cut_from;
-            left.extend(
-                [Interval { to: cut_from, ..*held }, Interval { from: cut_to, ..*held }]
-                    .into_iter()
-                    .filter(|held| held.from < held.to),
-            );
-        }
+        let (left, gone) = without(&self.partial[start..start + count], from, to);
         self.partial.splice(start..start + count, left);
         self.release_spare();
         gone
@@ -232,6 +213,54 @@ impl Coverage {
             self.partial = Vec::new();
         }
     }
+}
+
+/// What becomes of a rank's intervals when `from..to` is added to them.
+pub(super) struct Melted {
+    /// The first that touches the new interval, and how many do: they melt into one.
+    pub(super) first: usize,
+    pub(super) touching: usize,
+    pub(super) whole: Interval,
+    /// Blocks that the rank did not hold before.
+    pub(super) new: u32,
+}
+
+/// Adds `from..to` to one rank's intervals.
+pub(super) fn melt(held: &[Interval], rank: u32, from: u32, to: u32) -> Melted {
+    let first = held.iter().take_while(|held| held.to < from).count();
+    let touching = held[first..].iter().take_while(|held| held.from <= to).count();
+    let melted = &held[first..first + touching];
+    let from = melted.first().map_or(from, |held| held.from.min(from));
+    let to = melted.last().map_or(to, |held| held.to.max(to));
+    let before: u32 = melted.iter().map(|held| held.to - held.from).sum();
+    Melted { first, touching, whole: Interval { rank, from, to }, new: to - from - before }
+}
+
+/// What is left of one rank's intervals without `from..to`, and how many blocks went.
+pub(super) fn without(held: &[Interval], from: u32, to: u32) -> (SmallVec<[Interval; 4]>, u32) {
+    let mut gone = 0;
+    let mut left = SmallVec::new();
+    for held in held {
+        let (cut_from, cut_to) = (held.from.max(from), held.to.min(to));
+        if cut_from >= cut_to {
+            left.push(*held);
+            continue;
+        }
+        gone += cut_to - cut_from;
+        let around = [Interval { to: cut_from, ..*held }, Interval { from: cut_to, ..*held }];
+        left.extend(around.into_iter().filter(|held| held.from < held.to));
+    }
+    (left, gone)
+}
+
+/// How many of `from..to` lie before the first of one rank's intervals that reaches into it.
+pub(super) fn not_in(mut held: impl Iterator<Item = Interval>, from: u32, to: u32) -> u32 {
+    held.find(|held| held.to > from).map_or(to, |held| held.from.clamp(from, to)) - from
+}
+
+/// The one of a rank's intervals that `offset` lies in.
+pub(super) fn around(mut held: impl Iterator<Item = Interval>, offset: u32) -> Option<(u32, u32)> {
+    held.find(|held| held.from <= offset && offset < held.to).map(|held| (held.from, held.to))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Queries: how far each rank's blocks reach into a prompt.
 
+use super::coverage::bits_of;
 use super::published::{Pin, local_words, sequence_words};
 use super::rank::Group;
 use super::roster::{Ranks, Roster};
@@ -324,16 +325,7 @@ impl View<'_> {
         let run = self.of.run(run)?;
         let until = |tier: Tier| {
             let layer = Layer { tier, slot };
-            if layer == Layer::HOT {
-                let held = run.held_from(self.index, offset, self.of.pin);
-                return (held > 0).then_some(offset + held);
-            }
-            let coverage = run.cold(layer, self.of.pin)?;
-            if coverage.full.contains(self.index) {
-                return Some(run.len());
-            }
-            let mut held = coverage.of(self.index).iter();
-            held.find(|held| held.from <= offset && offset < held.to).map(|held| held.to)
+            run.held_around(layer, self.index, offset, self.of.pin).map(|(_, until)| until)
         };
         // A run that is being changed may end before the offset; its version will say so, but a walk must not
         // turn back meanwhile.
@@ -453,16 +445,6 @@ pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     let equal = a.chunks(STEP).zip(b.chunks(STEP)).take_while(|(a, b)| a == b).count() * STEP;
     let equal = equal.min(len);
     equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()
-}
-
-fn bits_of(mut bits: u64) -> impl Iterator<Item = u32> {
-    std::iter::from_fn(move || {
-        (bits != 0).then(|| {
-            let bit = bits.trailing_zeros();
-            bits &= bits - 1;
-            bit
-        })
-    })
 }
 
 // Prompts are bounded far below 2^32 blocks by their callers; a longer one is cut by saturation.

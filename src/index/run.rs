@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use smallvec::SmallVec;
 
-use super::coverage::{Coverage, Interval};
+use super::coverage::{Coverage, Interval, Melted, around, bits_of, melt, not_in, without};
 use super::published::{Blocks, BlocksView, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
@@ -307,11 +307,7 @@ impl Run {
         let words = INLINE_WORDS + self.wide_words(pin).len();
         let mut ranks = SmallVec::new();
         for (at, base) in (0..words).zip((0_u32..).step_by(64)) {
-            let mut bits = self.full_word(at, pin);
-            while bits != 0 {
-                ranks.push(base + bits.trailing_zeros());
-                bits &= bits - 1;
-            }
+            ranks.extend(bits_of(self.full_word(at, pin)).map(|bit| base + bit));
         }
         ranks
     }
@@ -354,26 +350,19 @@ impl Run {
         if self.is_full(rank, pin) {
             return 0;
         }
-        let next = self.partial(pin).of(rank).find(|held| held.to > from);
-        next.map_or(to, |held| held.from.clamp(from, to)) - from
+        not_in(self.partial(pin).of(rank), from, to)
     }
 
-    /// The blocks that the rank holds without a hole around `offset`, if it holds that one.
-    pub(super) fn held_around(&self, rank: u32, offset: u32, pin: &Pin) -> Option<(u32, u32)> {
-        if self.is_full(rank, pin) {
-            return Some((0, self.len()));
+    /// The blocks that the rank holds in this layer without a hole around `offset`, if it holds that one.
+    pub(super) fn held_around(&self, layer: Layer, rank: u32, offset: u32, pin: &Pin) -> Option<(u32, u32)> {
+        if layer != Layer::HOT {
+            return self.cold(layer, pin)?.held_around(rank, offset, self.len());
         }
-        let around = self.partial(pin).of(rank).find(|held| held.from <= offset && offset < held.to);
-        around.map(|held| (held.from, held.to))
-    }
-
-    /// How many of the blocks from `offset` on the rank holds without a hole.
-    pub(super) fn held_from(&self, rank: u32, offset: u32, pin: &Pin) -> u32 {
         if self.is_full(rank, pin) {
-            return self.len().saturating_sub(offset);
+            Some((0, self.len()))
+        } else {
+            around(self.partial(pin).of(rank), offset)
         }
-        let around = self.partial(pin).of(rank).find(|held| held.from <= offset && offset < held.to);
-        around.map_or(0, |held| held.to.saturating_sub(offset))
     }
 
     /// One past the last block that anyone holds.
@@ -390,21 +379,14 @@ impl Run {
             return 0;
         }
         let (start, held) = self.partial(pin).range_of(rank);
-        let before: u32 = held.iter().map(|held| held.to - held.from).sum();
-        // Those that touch the new interval melt into it.
-        let first = held.iter().take_while(|held| held.to < from).count();
-        let touching = held[first..].iter().take_while(|held| held.from <= to).count();
-        let melted = &held[first..first + touching];
-        let from = melted.first().map_or(from, |held| held.from.min(from));
-        let to = melted.last().map_or(to, |held| held.to.max(to));
-        if from == 0 && to == self.len() {
+        let Melted { first, touching, whole, new } = melt(&held, rank, from, to);
+        if whole.from == 0 && whole.to == self.len() {
             self.splice(start, held.len(), &[], rank, pin);
             self.set_full(rank, true, pin);
-            return to - before;
+        } else {
+            self.splice(start + first, touching, &[whole], rank, pin);
         }
-        let gone: u32 = melted.iter().map(|held| held.to - held.from).sum();
-        self.splice(start + first, touching, &[Interval { rank, from, to }], rank, pin);
-        to - from - gone
+        new
     }
 
     /// Takes `from..to` away; returns how many blocks the rank had of it.
@@ -415,18 +397,7 @@ impl Run {
             self.set_full(rank, false, pin);
             held.push(Interval { rank, from: 0, to: self.len() });
         }
-        let mut gone = 0;
-        let mut left = SmallVec::<[Interval; 4]>::new();
-        for held in held {
-            let (cut_from, cut_to) = (held.from.max(from), held.to.min(to));
-            if cut_from >= cut_to {
-                left.push(held);
-                continue;
-            }
-            gone += cut_to - cut_from;
-            let around = [Interval { to: cut_from, ..held }, Interval { from: cut_to, ..held }];
-            left.extend(around.into_iter().filter(|held| held.from < held.to));
-        }
+        let (left, gone) = without(&held, from, to);
         self.splice(start, count, &left, rank, pin);
         gone
     }
