@@ -49,6 +49,7 @@ struct Segment {
 struct Changed;
 
 /// A run as a walk enters it.
+#[derive(Clone, Copy)]
 struct Entered<'p> {
     id: RunId,
     run: &'p Run,
@@ -92,30 +93,44 @@ impl Attempt<'_> {
         path.clear();
         let total = query.len();
         let mut at = 0;
-        let mut parent = None;
-        while at < total {
-            let Some(entered) = self.enter(query.head(parent, at))? else { return Ok(()) };
-            let Entered { id, run, version, hashes, last } = entered;
+        let mut first = if total > 0 { query.head(None, 0) } else { return Ok(()) };
+        while let Some(entered) = self.enter(first)? {
+            let Entered { id, version, hashes, last, .. } = entered;
             let whole = hashes.locals().len();
             // Most prompts go through to a run's end: ask for what comes then before comparing.
-            if at + whole < total {
-                self.prefetch_head(query.head(Some(last), at + whole));
+            let through = (at + whole < total).then(|| query.head(Some(last), at + whole));
+            if let Some(next) = through {
+                self.prefetch_head(next);
             }
             let len = query.common(at, hashes, last);
             if len == 0 {
                 return Ok(());
             }
             path.push(Segment { run: id, version, len: blocks(len), start: blocks(at) });
-            parent = Some(last);
-            if len < whole && at + len < total && query.sequences.is_empty() {
-                parent = Some(run.branch(blocks(len - 1)).unwrap_or_else(|| hashes.sequence(len - 1)));
-                if !run.version.unchanged(version) {
-                    return Err(Changed);
-                }
-            }
             at += len;
+            first = match through {
+                _ if at >= total => return Ok(()),
+                Some(next) if len == whole => next,
+                _ => self.branching(query, at, &entered, len)?,
+            };
         }
         Ok(())
+    }
+
+    /// The sequence hash of the prompt's block at `at`, which leaves the run behind its first `len` blocks.
+    fn branching(
+        &self,
+        query: &IndexQuery<'_>,
+        at: usize,
+        entered: &Entered<'_>,
+        len: usize,
+    ) -> Result<SequenceHash, Changed> {
+        let Entered { run, version, hashes, last, .. } = *entered;
+        if !query.sequences.is_empty() {
+            return Ok(query.head(Some(last), at));
+        }
+        let before = run.branch(blocks(len - 1)).unwrap_or_else(|| hashes.sequence(len - 1));
+        if run.version.unchanged(version) { Ok(query.head(Some(before), at)) } else { Err(Changed) }
     }
 
     /// The run that begins with this content, at a version.
