@@ -15,24 +15,24 @@ use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::protocols::{LocalBlockHash, OverlapScores, RouterEvent};
 use tokio::sync::oneshot;
 
-use super::router_event::{router_event, scores};
-use super::{Ask, Contender, DumpCost, Keys, Nanos};
+use super::router_asker::{Search, SharedAsker};
+use super::router_event::router_event;
+use super::{Ask, Contender, DumpCost, HasAsker, Nanos};
 use crate::cpu;
 use crate::workload::blocks::{Blocks, Event};
-use crate::workload::questions::Question;
 
 /// `dynamo_kv_router::ConcurrentRadixTreeCompressed`.
 pub struct Crtc {
     lane: Lane,
     queue: Vec<RouterEvent>,
-    asker: Asker,
+    asker: SharedAsker<ConcurrentRadixTreeCompressed>,
 }
 
 impl Crtc {
     /// An empty tree and its thread.
     pub fn new() -> Self {
         let lane = Lane::start();
-        let asker = Asker::new(Arc::clone(&lane.tree));
+        let asker = SharedAsker::new(Arc::clone(&lane.tree));
         Self { lane, queue: Vec::new(), asker }
     }
 
@@ -62,7 +62,7 @@ impl Contender for Crtc {
     }
 
     fn reader(&self) -> Option<Box<dyn Ask + Send>> {
-        Some(Box::new(Asker::new(Arc::clone(&self.lane.tree))))
+        Some(Box::new(SharedAsker::new(Arc::clone(&self.lane.tree))))
     }
 
     fn dump_and_rebuild(&mut self) -> Option<DumpCost> {
@@ -70,50 +70,27 @@ impl Contender for Crtc {
         let dump = cpu::spent(|| events = self.lane.tree.dump_events());
         let mut fresh = Lane::start();
         let rebuild = fresh.apply(events?);
-        self.asker = Asker::new(Arc::clone(&fresh.tree));
+        self.asker = SharedAsker::new(Arc::clone(&fresh.tree));
         self.lane = fresh;
         Some(DumpCost { dump, rebuild })
     }
 }
 
-impl Ask for Crtc {
-    fn pose(&mut self, question: &Question, keys: Keys) {
-        self.asker.pose(question, keys);
+impl HasAsker for Crtc {
+    type Asker = SharedAsker<ConcurrentRadixTreeCompressed>;
+
+    fn asker(&self) -> &Self::Asker {
+        &self.asker
     }
 
-    fn ask(&mut self) {
-        self.asker.ask();
-    }
-
-    fn answer(&self, into: &mut Vec<(u32, u32)>) {
-        self.asker.answer(into);
+    fn asker_mut(&mut self) -> &mut Self::Asker {
+        &mut self.asker
     }
 }
 
-struct Asker {
-    tree: Arc<ConcurrentRadixTreeCompressed>,
-    posed: Vec<LocalBlockHash>,
-    found: OverlapScores,
-}
-
-impl Asker {
-    fn new(tree: Arc<ConcurrentRadixTreeCompressed>) -> Self {
-        Self { tree, posed: Vec::new(), found: OverlapScores::new() }
-    }
-}
-
-impl Ask for Asker {
-    fn pose(&mut self, question: &Question, _: Keys) {
-        self.posed.clear();
-        self.posed.extend(question.locals.iter().map(|&local| LocalBlockHash(local)));
-    }
-
-    fn ask(&mut self) {
-        self.found = self.tree.find_matches(&self.posed, false);
-    }
-
-    fn answer(&self, into: &mut Vec<(u32, u32)>) {
-        scores(&self.found, into);
+impl Search for ConcurrentRadixTreeCompressed {
+    fn search(&self, locals: &[LocalBlockHash]) -> OverlapScores {
+        self.find_matches(locals, false)
     }
 }
 

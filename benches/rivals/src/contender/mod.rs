@@ -5,6 +5,7 @@ mod naive;
 mod positional;
 mod radix_tree;
 mod rankwise;
+mod router_asker;
 mod router_event;
 mod smg;
 
@@ -38,6 +39,32 @@ pub trait Ask {
 
     /// The last answer: the ranks with an overlap and how many blocks, in no order.
     fn answer(&self, into: &mut Vec<(u32, u32)>);
+}
+
+/// A contender that is asked as its readers on other threads are.
+pub trait HasAsker {
+    /// Its own reader.
+    type Asker: Ask;
+
+    /// The reader.
+    fn asker(&self) -> &Self::Asker;
+
+    /// The reader, to be asked.
+    fn asker_mut(&mut self) -> &mut Self::Asker;
+}
+
+impl<T: HasAsker> Ask for T {
+    fn pose(&mut self, question: &Question, keys: Keys) {
+        self.asker_mut().pose(question, keys);
+    }
+
+    fn ask(&mut self) {
+        self.asker_mut().ask();
+    }
+
+    fn answer(&self, into: &mut Vec<(u32, u32)>) {
+        self.asker().answer(into);
+    }
 }
 
 /// An index under test.

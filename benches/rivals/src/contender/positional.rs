@@ -7,11 +7,11 @@ use dynamo_kv_router::indexer::positional::{LevelIndex, PositionalIndexer, Searc
 use dynamo_kv_router::protocols::{LocalBlockHash, OverlapScores, RouterEvent, WorkerWithDpRank};
 use rustc_hash::FxHashMap;
 
-use super::router_event::{router_event, scores};
-use super::{Ask, Contender, Keys, Nanos};
+use super::router_asker::{Search, SharedAsker};
+use super::router_event::router_event;
+use super::{Ask, Contender, HasAsker, Nanos};
 use crate::cpu;
 use crate::workload::blocks::{Blocks, Event};
-use crate::workload::questions::Question;
 
 /// What its own documentation suggests.
 const JUMP: usize = 32;
@@ -21,7 +21,7 @@ pub struct Positional {
     name: &'static str,
     blocks: FxHashMap<WorkerWithDpRank, LevelIndex>,
     queue: Vec<RouterEvent>,
-    asker: Asker,
+    asker: SharedAsker<PositionalIndexer>,
 }
 
 impl Positional {
@@ -37,7 +37,7 @@ impl Positional {
 
     fn new(name: &'static str, mode: SearchMode) -> Self {
         let index = Arc::new(PositionalIndexer::new_with_mode(JUMP, mode));
-        Self { name, blocks: FxHashMap::default(), queue: Vec::new(), asker: Asker::new(index) }
+        Self { name, blocks: FxHashMap::default(), queue: Vec::new(), asker: SharedAsker::new(index) }
     }
 }
 
@@ -55,53 +55,30 @@ impl Contender for Positional {
         cpu::spent(|| {
             for event in queue {
                 // A refusal shows as a wrong answer.
-                let _ = self.asker.index.apply_event(&mut self.blocks, event, None);
+                let _ = self.asker.index().apply_event(&mut self.blocks, event, None);
             }
         })
     }
 
     fn reader(&self) -> Option<Box<dyn Ask + Send>> {
-        Some(Box::new(Asker::new(Arc::clone(&self.asker.index))))
+        Some(Box::new(SharedAsker::new(Arc::clone(self.asker.index()))))
     }
 }
 
-impl Ask for Positional {
-    fn pose(&mut self, question: &Question, keys: Keys) {
-        self.asker.pose(question, keys);
+impl HasAsker for Positional {
+    type Asker = SharedAsker<PositionalIndexer>;
+
+    fn asker(&self) -> &Self::Asker {
+        &self.asker
     }
 
-    fn ask(&mut self) {
-        self.asker.ask();
-    }
-
-    fn answer(&self, into: &mut Vec<(u32, u32)>) {
-        self.asker.answer(into);
+    fn asker_mut(&mut self) -> &mut Self::Asker {
+        &mut self.asker
     }
 }
 
-struct Asker {
-    index: Arc<PositionalIndexer>,
-    posed: Vec<LocalBlockHash>,
-    found: OverlapScores,
-}
-
-impl Asker {
-    fn new(index: Arc<PositionalIndexer>) -> Self {
-        Self { index, posed: Vec::new(), found: OverlapScores::new() }
-    }
-}
-
-impl Ask for Asker {
-    fn pose(&mut self, question: &Question, _: Keys) {
-        self.posed.clear();
-        self.posed.extend(question.locals.iter().map(|&local| LocalBlockHash(local)));
-    }
-
-    fn ask(&mut self) {
-        self.found = self.index.find_matches(&self.posed, false);
-    }
-
-    fn answer(&self, into: &mut Vec<(u32, u32)>) {
-        scores(&self.found, into);
+impl Search for PositionalIndexer {
+    fn search(&self, locals: &[LocalBlockHash]) -> OverlapScores {
+        self.find_matches(locals, false)
     }
 }

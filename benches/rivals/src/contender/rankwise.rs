@@ -8,7 +8,7 @@ use rankwise::index::{
     self, Ahead, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
 };
 
-use super::{Ask, Contender, DumpCost, Keys, Nanos};
+use super::{Ask, Contender, DumpCost, HasAsker, Keys, Nanos};
 use crate::cpu;
 use crate::workload::blocks::{BLOCK_SIZE, Blocks, Event};
 use crate::workload::questions::Question;
@@ -162,22 +162,21 @@ impl Contender for Rankwise {
     }
 }
 
-impl Ask for Rankwise {
-    fn pose(&mut self, question: &Question, keys: Keys) {
-        self.asker.pose(question, keys);
+impl HasAsker for Rankwise {
+    type Asker = Asker;
+
+    fn asker(&self) -> &Self::Asker {
+        &self.asker
     }
 
-    fn ask(&mut self) {
-        self.asker.ask();
-    }
-
-    fn answer(&self, into: &mut Vec<(u32, u32)>) {
-        self.asker.answer(into);
+    fn asker_mut(&mut self) -> &mut Self::Asker {
+        &mut self.asker
     }
 }
 
+/// Asks by content, and by sequence hashes where the question has them.
 #[derive(Debug)]
-struct Asker {
+pub struct Asker {
     reader: Reader,
     scratch: Scratch,
     locals: Vec<LocalBlockHash>,

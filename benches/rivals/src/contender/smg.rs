@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kv_index::{ChainBlockMap, ChainIndex, SequenceHash, StoredBlock};
 
-use super::{Ask, Contender, Keys, Nanos};
+use super::{Ask, Contender, HasAsker, Keys, Nanos};
 use crate::cpu;
 use crate::workload::blocks::{Blocks, Event};
 use crate::workload::questions::Question;
@@ -104,22 +104,20 @@ impl Contender for Smg {
     }
 }
 
-impl Ask for Smg {
-    fn pose(&mut self, question: &Question, keys: Keys) {
-        self.asker.pose(question, keys);
+impl HasAsker for Smg {
+    type Asker = Asker;
+
+    fn asker(&self) -> &Self::Asker {
+        &self.asker
     }
 
-    fn ask(&mut self) {
-        self.asker.ask();
-    }
-
-    fn answer(&self, into: &mut Vec<(u32, u32)>) {
-        self.asker.answer(into);
+    fn asker_mut(&mut self) -> &mut Self::Asker {
+        &mut self.asker
     }
 }
 
 /// Asks by the call that allocates nothing.
-struct Asker {
+pub struct Asker {
     index: Arc<ChainIndex>,
     locals: Vec<u64>,
     answer: Vec<(u32, u32)>,
