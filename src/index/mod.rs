@@ -26,6 +26,7 @@ mod bulk;
 mod core;
 mod coverage;
 mod dump;
+mod name_table;
 mod published;
 mod query;
 mod rank;

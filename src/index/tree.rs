@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::coverage::Interval;
 use super::dump::{DumpedNames, DumpedRun};
+use super::name_table::NameTable;
 use super::published::{Pin, Published, SoleWriter};
 use super::run::{MAX_RUN, Run};
 use super::table::LineTable;
@@ -69,9 +70,6 @@ const CHUNK: usize = 512;
 
 /// First blocks of runs: sequence hash to run.
 pub(super) type Heads = LineTable<28>;
-
-/// Names: name to place.
-type NameTable = LineTable<46>;
 
 /// What readers follow.
 #[derive(Default, Debug)]

@@ -4,10 +4,11 @@
 
 use std::hash::BuildHasher;
 
-use super::{NameTable, Place, RunId, Tree, run_in};
+use super::{Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
 use crate::index::Ahead;
 use crate::index::dump::DumpedNames;
+use crate::index::name_table::NameTable;
 use crate::index::published::{Pin, prefetch};
 
 /// Lines asked for ahead: as many misses as a core keeps in flight.
@@ -116,10 +117,12 @@ impl Tree {
 
     /// As [`Self::lead_name`]; the table has room.
     fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let led = self.names.insert_new(self.name_hash(name), place.packed(), |payload| {
+        let mut names = std::mem::take(&mut self.names);
+        let led = names.insert_new(self.name_hash(name), place.packed(), |payload| {
             let other = Place::unpacked(payload);
             other != place && self.name_is(other, name, pin)
         });
+        self.names = names;
         self.name_count += usize::from(led);
         led
     }
@@ -135,12 +138,12 @@ impl Tree {
 
     /// Runs lie in memory as they are named, so the names are taken from there and not from the old table.
     fn resize_names(&mut self, room: usize, pin: &Pin) {
-        let names = NameTable::with_room_for(room);
+        let mut names = NameTable::with_room_for(room);
         for (id, own) in (0..).map(RunId).zip(&self.own) {
             let Some(own) = own else { continue };
             match self.regular_names(id, pin) {
-                Some(words) => self.add_regular(&names, id, words),
-                None => self.add_irregular(&names, id, own.irregular, pin),
+                Some(words) => self.add_regular(&mut names, id, words),
+                None => self.add_irregular(&mut names, id, own.irregular, pin),
             }
         }
         self.names = names;
@@ -155,7 +158,9 @@ impl Tree {
     pub(super) fn restore_names(&mut self, run: RunId, names: DumpedNames, pin: &Pin) {
         match names {
             DumpedNames::Regular(words) => {
-                self.add_regular(&self.names, run, &words);
+                let mut names = std::mem::take(&mut self.names);
+                self.add_regular(&mut names, run, &words);
+                self.names = names;
                 self.name_count += words.len();
             }
             DumpedNames::Any { names, .. } => {
@@ -170,17 +175,17 @@ impl Tree {
         }
     }
 
-    fn add_regular(&self, names: &NameTable, run: RunId, words: &[u64]) {
+    fn add_regular(&self, names: &mut NameTable, run: RunId, words: &[u64]) {
         let mut place = Place { run, offset: 0 };
         let hash = |word: &u64| self.tables.hasher.hash_one(word);
-        for_each_ahead(names, words, hash, |hash, _| {
+        for_each_ahead(names, words, hash, |names, hash, _| {
             names.insert(hash, place.packed());
             place.offset += 1;
             true
         });
     }
 
-    fn add_irregular(&self, names: &NameTable, run: RunId, irregular: bool, pin: &Pin) {
+    fn add_irregular(&self, names: &mut NameTable, run: RunId, irregular: bool, pin: &Pin) {
         for offset in 0..self.run(run).len() {
             let place = Place { run, offset };
             let hash = self.hash_at(place, pin);
@@ -220,18 +225,20 @@ impl Tree {
         let names = &names[..names.iter().take_while(|name| self.suits(run, name)).count()];
         self.set_names(run, from, names, pin);
         let mut offset = from;
+        let mut table = std::mem::take(&mut self.names);
         for_each_ahead(
-            &self.names,
+            &mut table,
             names,
             |name| self.name_hash(name),
-            |hash, name| {
-                let new = self.names.insert_new(hash, Place { run, offset }.packed(), |payload| {
+            |table, hash, name| {
+                let new = table.insert_new(hash, Place { run, offset }.packed(), |payload| {
                     self.name_is(Place::unpacked(payload), name, pin)
                 });
                 offset += u32::from(new);
                 new
             },
         );
+        self.names = table;
         self.name_count += (offset - from) as usize;
         offset - from
     }
@@ -252,19 +259,21 @@ impl Tree {
     pub(super) fn forget_names(&mut self, id: RunId, from: u32, to: u32, pin: &Pin) {
         let mut place = Place { run: id, offset: from };
         let mut led = 0;
+        let mut names = std::mem::take(&mut self.names);
         if let Some(words) = self.regular_names(id, pin) {
             let hash = |word: &u64| self.tables.hasher.hash_one(word);
-            for_each_ahead(&self.names, &words[from as usize..to as usize], hash, |hash, _| {
-                led += usize::from(self.names.remove(hash, place.packed()));
+            for_each_ahead(&mut names, &words[from as usize..to as usize], hash, |names, hash, _| {
+                led += usize::from(names.remove(hash, place.packed()));
                 place.offset += 1;
                 true
             });
         } else {
             while place.offset < to {
-                led += usize::from(self.names.remove(self.hash_at(place, pin), place.packed()));
+                led += usize::from(names.remove(self.hash_at(place, pin), place.packed()));
                 place.offset += 1;
             }
         }
+        self.names = names;
         self.name_count -= led;
         if self.names.room() > 64 && self.name_count < self.names.room() / 3 {
             self.names_are_few = true;
@@ -283,12 +292,12 @@ impl Tree {
 /// says `false`.
 #[inline]
 fn for_each_ahead<T>(
-    table: &NameTable,
+    table: &mut NameTable,
     names: &[T],
     hash: impl Fn(&T) -> u64,
-    mut each: impl FnMut(u64, &T) -> bool,
+    mut each: impl FnMut(&mut NameTable, u64, &T) -> bool,
 ) {
-    let ask = |group: &[T]| {
+    let ask = |table: &NameTable, group: &[T]| {
         let mut hashes = [0; AHEAD];
         for (slot, name) in hashes.iter_mut().zip(group) {
             *slot = hash(name);
@@ -298,10 +307,10 @@ fn for_each_ahead<T>(
     };
     let mut groups = names.chunks(AHEAD);
     let Some(mut group) = groups.next() else { return };
-    let mut hashes = ask(group);
+    let mut hashes = ask(table, group);
     loop {
-        let next = groups.next().map(|group| (group, ask(group)));
-        if !group.iter().zip(hashes).all(|(name, hash)| each(hash, name)) {
+        let next = groups.next().map(|group| (group, ask(table, group)));
+        if !group.iter().zip(hashes).all(|(name, hash)| each(table, hash, name)) {
             return;
         }
         let Some(behind) = next else { return };
