@@ -151,6 +151,7 @@ impl Announcer<'_> {
                 request.names.iter().for_each(|name| self.store_by_name(layer, name));
                 Stored::default()
             }
+            Placing::ByTokens { .. } if self.append_to_tail(request, layer) => Stored::default(),
             Placing::ByTokens { tokens_per_name } => self.store_chain(request, layer, tokens_per_name, false),
             Placing::ByNameThenTokens { tokens_per_name } => {
                 self.store_chain(request, layer, tokens_per_name, true)

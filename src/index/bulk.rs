@@ -50,6 +50,9 @@ impl Announcer<'_> {
                 return Some(Stretch { run, from, to: from + common(behind, locals) });
             }
         }
+        if parent.is_some_and(|place| !self.tree.has_runs_behind(place)) {
+            return None;
+        }
         let before = parent.map(|place| self.tree.sequence(place, self.pin));
         let sequence = SequenceHash::extend(before, LocalBlockHash(first));
         let (run, of) = self.tree.tables.head(sequence, self.pin)?;
@@ -158,7 +161,9 @@ impl Announcer<'_> {
                 continue;
             };
             let (from, to) = self.stretch(run, offset, held, &mut rest);
-            self.uncover(layer, run, from, to);
+            if !self.cut_tail(layer, run, from, to) {
+                self.uncover(layer, run, from, to);
+            }
         }
         unknown
     }

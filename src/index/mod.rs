@@ -34,6 +34,7 @@ mod roster;
 mod run;
 mod sync;
 mod table;
+mod tail;
 mod tree;
 mod version;
 

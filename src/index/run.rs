@@ -226,6 +226,28 @@ impl Run {
         self.len.store((len + locals.len()) as u32, Relaxed);
     }
 
+    /// Whether one more block fits in the buffer as it is.
+    pub(super) fn has_room(&self, pin: &Pin) -> bool {
+        let view = self.blocks.load(pin);
+        // Hashes past the run's end were cut off, and a reader may still be comparing them.
+        view.count() == self.len() as usize && view.count() < view.capacity()
+    }
+
+    /// Appends a block to a run that has some and has room.
+    pub(super) fn push(&self, name: u64, local: LocalBlockHash, writer: &mut SoleWriter, pin: &Pin) {
+        let view = self.blocks.load(pin);
+        let len = self.len();
+        let at = len as usize;
+        let sequence = SequenceHash::extend(Some(self.last()), local);
+        view.set_beside(at, [name], writer);
+        if at % CHECKPOINT == 0 {
+            view.set_beside(view.capacity() + at / CHECKPOINT, [sequence.0], writer);
+        }
+        self.last.store(sequence.0, Relaxed);
+        view.append(&[local.0], writer);
+        self.len.store(len + 1, Relaxed);
+    }
+
     /// Cuts the run to `len` blocks, beyond which nobody holds anything, and gives room back.
     pub(super) fn truncate(&self, len: u32, writer: &SoleWriter, pin: &Pin) {
         self.forget_branches(len);
@@ -320,9 +342,18 @@ impl Run {
 
     /// Whether the rank and no other holds the whole run.
     pub(super) fn is_only_full(&self, rank: u32, pin: &Pin) -> bool {
-        let inline: u32 = self.full.iter().map(|word| word.load(Relaxed).count_ones()).sum();
-        let wide: u32 = self.wide_words(pin).iter().map(|word| word.count_ones()).sum();
-        inline + wide == 1 && self.is_full(rank, pin)
+        let (its, bit) = ((rank / 64) as usize, 1 << (rank % 64));
+        let only = |(at, word): (usize, u64)| word == if at == its { bit } else { 0 };
+        let inline = self.full.iter().map(|word| word.load(Relaxed));
+        let wide = self.wide_words(pin);
+        its < INLINE_WORDS + wide.len() && inline.chain(wide.iter().copied()).enumerate().all(only)
+    }
+
+    /// Whether the rank holds the whole run, and nobody else anything of it in any layer.
+    pub(super) fn has_no_other_holder(&self, rank: u32, pin: &Pin) -> bool {
+        self.interval_count.load(Relaxed) == 0
+            && self.ext(pin).is_none_or(|ext| ext.cold.is_empty())
+            && self.is_only_full(rank, pin)
     }
 
     /// Intervals of all ranks that hold part of the run, by rank.

@@ -116,7 +116,7 @@ impl Tree {
     }
 
     /// As [`Self::lead_name`]; the table has room.
-    fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
+    pub(super) fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
         let mut names = std::mem::take(&mut self.names);
         let led = names.insert_new(self.name_hash(name), place.packed(), |payload| {
             let other = Place::unpacked(payload);
@@ -297,6 +297,10 @@ fn for_each_ahead<T>(
     hash: impl Fn(&T) -> u64,
     mut each: impl FnMut(&mut NameTable, u64, &T) -> bool,
 ) {
+    if let [name] = names {
+        each(table, hash(name), name);
+        return;
+    }
     let ask = |table: &NameTable, group: &[T]| {
         let mut hashes = [0; AHEAD];
         for (slot, name) in hashes.iter_mut().zip(group) {
