@@ -31,7 +31,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
+use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Pointer, Shared};
 
 use crate::block::{LocalBlockHash, SequenceHash};
 
@@ -127,7 +127,7 @@ impl<T> std::fmt::Debug for Published<T> {
 type Words = [MaybeUninit<AtomicU64>];
 
 /// Words before the hashes.
-const HEADER: usize = 2;
+pub(super) const HEADER: usize = 2;
 
 /// The hashes of a run: a growing array that readers see as plain memory, and words beside it.
 pub(super) struct Blocks(Atomic<Words>);
@@ -145,6 +145,17 @@ impl Blocks {
         let words = unsafe { shared.as_ref() }.unwrap_or(&[]);
         // SAFETY: `replace` initialises every word before it publishes the buffer.
         BlocksView { words: unsafe { &*(std::ptr::from_ref(words) as *const [AtomicU64]) } }
+    }
+
+    /// Asks for some of the buffer's words, which need not exist.
+    #[inline]
+    pub(super) fn prefetch<const N: usize>(&self, words: [usize; N], pin: &Pin) {
+        /// The collector keeps a buffer's length before its words.
+        const LENGTH: usize = size_of::<usize>();
+        let start = self.0.load(Relaxed, &pin.guard).into_usize();
+        for word in words {
+            prefetch_address(start.wrapping_add(LENGTH + word * size_of::<AtomicU64>()));
+        }
     }
 
     /// Puts a new buffer for `hashes` hashes and `beside` other words in place and retires the old one.
@@ -249,15 +260,6 @@ impl<'p> BlocksView<'p> {
         self.words[HEADER + self.capacity() + at].load(Relaxed)
     }
 
-    /// Asks for the hash at `at` and the word beside it.
-    pub(super) fn prefetch(self, at: usize) {
-        for word in [HEADER + at, HEADER + self.capacity() + at] {
-            if let Some(word) = self.words.get(word) {
-                prefetch(word);
-            }
-        }
-    }
-
     /// Writes words beside the hashes.
     pub(super) fn set_beside(
         self,
@@ -311,14 +313,19 @@ fn to_usize(count: u64) -> usize {
 /// Asks for a line of memory ahead of its use.
 #[inline]
 pub(super) fn prefetch<T>(of: &T) {
+    prefetch_address(std::ptr::from_ref(of).addr());
+}
+
+#[inline]
+fn prefetch_address(address: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed, and this one is a reference's.
+    // SAFETY: a prefetch of any address is allowed: it reads nothing that the program could see.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(of).cast());
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address));
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = of;
+    let _ = address;
 }
 
 /// Local hashes as words.

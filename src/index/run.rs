@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use smallvec::SmallVec;
 
 use super::coverage::{Coverage, Interval, Melted, around, bits_of, melt, not_in, without};
-use super::published::{Blocks, BlocksView, Pin, Published, SoleWriter, prefetch};
+use super::published::{Blocks, BlocksView, HEADER, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
 use crate::block::{LocalBlockHash, SequenceHash};
@@ -71,6 +71,8 @@ pub(super) struct Run {
     branches: [AtomicU64; BRANCHES],
     full: [AtomicU64; INLINE_WORDS],
     inline: [AtomicU64; INLINE_INTERVALS],
+    /// Blocks that fit in the buffer, as it says itself: the writer need not wait for its memory.
+    capacity: AtomicU32,
 }
 
 impl Run {
@@ -182,6 +184,9 @@ impl Run {
         let old = self.blocks.load(pin);
         let len = self.len() as usize;
         let capacity = capacity.next_multiple_of(CHECKPOINT);
+        // Bounded by MAX_RUN and a quarter.
+        #[allow(clippy::cast_possible_truncation)]
+        self.capacity.store(capacity as u32, Relaxed);
         self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, pin, |hashes, beside| {
             let checks = len.div_ceil(CHECKPOINT);
             let old_beside = old.all_beside(writer);
@@ -274,9 +279,12 @@ impl Run {
         prefetch(&self.full);
     }
 
-    /// Asks for the memory of one block.
+    /// Asks for the memory of the block at `offset` and of the one behind it, without waiting for any.
     pub(super) fn prefetch_block(&self, offset: u32, pin: &Pin) {
-        self.blocks.load(pin).prefetch(offset as usize);
+        let (capacity, next) = (self.capacity.load(Relaxed) as usize, offset as usize + 1);
+        let beside = |at: usize| HEADER + capacity + at;
+        let of = [0, HEADER + next, beside(next), beside(capacity + next / CHECKPOINT)];
+        self.blocks.prefetch(of, pin);
     }
 
     /// Asks for the line that says who holds the run.

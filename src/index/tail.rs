@@ -6,7 +6,7 @@
 use super::announcer::Announcer;
 use super::tree::{Layer, RunId};
 use super::{StoreRequest, StoreTokens};
-use crate::block::{BlockHash, LocalBlockHash};
+use crate::block::BlockHash;
 
 impl Announcer<'_> {
     /// Appends the only block of a store; `false`, and nothing done, if it is not that plain a case.

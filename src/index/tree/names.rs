@@ -4,9 +4,8 @@
 
 use std::hash::BuildHasher;
 
-use super::{Place, RunId, Tree, run_in};
+use super::{CHUNK, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
-use crate::index::Ahead;
 use crate::index::dump::DumpedNames;
 use crate::index::name_table::NameTable;
 use crate::index::published::{Pin, prefetch};
@@ -61,20 +60,28 @@ impl Tree {
         Some(Place::unpacked(found))
     }
 
-    /// Asks for memory that an event about this name will need.
+    /// Asks for the line of the table where this name's search begins; the name's hash.
     #[inline]
-    pub(in crate::index) fn look_ahead(&self, name: &BlockHash, ahead: Ahead, pin: &Pin) {
+    pub(in crate::index) fn ask_for_name(&self, name: &BlockHash) -> u64 {
         let hash = self.name_hash(name);
-        if ahead == Ahead::Far {
-            return self.names.prefetch(hash);
-        }
-        let Some(Place { run, offset }) = self.names.guess(hash).map(Place::unpacked) else { return };
-        match ahead {
-            Ahead::Near => {
-                self.run(run).prefetch();
-                prefetch(&self.own[run.0 as usize]);
-            }
-            _ => self.run(run).prefetch_block(offset, pin),
+        self.names.prefetch(hash);
+        hash
+    }
+
+    /// Asks for the run that a name with this hash probably leads to; the place.
+    #[inline]
+    pub(in crate::index) fn ask_for_run(&self, hash: u64) -> Option<Place> {
+        let place = self.names.guess(hash).map(Place::unpacked)?;
+        self.run(place.run).prefetch();
+        prefetch(&self.own[place.run.0 as usize]);
+        Some(place)
+    }
+
+    /// Asks for the block at a place, which need not be there any more, and for the one behind it.
+    #[inline]
+    pub(in crate::index) fn ask_for_blocks(&self, place: Place, pin: &Pin) {
+        if let Some(chunk) = self.chunks.get(place.run.0 as usize / CHUNK) {
+            chunk[place.run.0 as usize % CHUNK].prefetch_block(place.offset, pin);
         }
     }
 
