@@ -1,7 +1,7 @@
 //! Asking for memory ahead: while one event is applied, what the next ones will touch is on its way.
 //!
 //! Each event leads through three places, of which each is known by the one before: a line of the table of
-//! names, the run, and the block within it. So there are three steps, one event apart.
+//! names, the run, and the block within it. So there are three steps, some events apart.
 
 use super::WriteSection;
 use super::tree::Place;
@@ -12,8 +12,8 @@ use crate::block::BlockHash;
 pub struct Leads<'a> {
     /// The name of the block before a store's first.
     pub parent: Option<&'a BlockHash>,
-    /// The event's first name.
-    pub first: Option<&'a BlockHash>,
+    /// The names that the event brings or takes.
+    pub names: &'a [BlockHash],
 }
 
 /// What is known of an event that is still to come.
@@ -25,8 +25,17 @@ struct Awaited {
     place: Option<Place>,
 }
 
-/// Events between the first step and the event itself.
-const STEPS: usize = 3;
+/// Events between asking for names and the run, the block, and the event itself: an event takes about as long
+/// as a miss, and misses wait for each other.
+const RUN: usize = 3;
+const BLOCKS: usize = 5;
+const APPLIED: usize = 6;
+
+/// A ring that an event stays in until it is applied.
+const RING: usize = 8;
+
+/// Names of one event that are asked for ahead; longer events ask for the rest themselves, group by group.
+const NAMES: usize = 4;
 
 impl WriteSection<'_> {
     /// Applies events one after the other. The memory of each is asked for while those before it are applied,
@@ -40,21 +49,32 @@ impl WriteSection<'_> {
         if let [event] = events {
             return apply(self, event);
         }
-        let mut awaited = [Awaited::default(); STEPS];
-        for step in 0..events.len() + STEPS {
-            if let Some(event) = step.checked_sub(STEPS).and_then(|at| events.get(at)) {
-                apply(self, event);
+        let mut ring = [Awaited::default(); RING];
+        for step in 0..events.len() + APPLIED {
+            let before = |steps: usize| step.checked_sub(steps).filter(|at| *at < events.len());
+            if let Some(event) = events.get(step) {
+                ring[step % RING] = self.ask_for_names(leads(event));
             }
-            self.ask_for_blocks(&awaited[(step + 1) % STEPS]);
-            self.ask_for_run(&mut awaited[(step + 2) % STEPS]);
-            let next = events.get(step).map(|event| self.ask_for_names(leads(event)));
-            awaited[step % STEPS] = next.unwrap_or_default();
+            if let Some(at) = before(RUN) {
+                self.ask_for_run(&mut ring[at % RING]);
+            }
+            if let Some(at) = before(BLOCKS) {
+                self.ask_for_blocks(&ring[at % RING]);
+            }
+            if let Some(at) = before(APPLIED) {
+                apply(self, &events[at]);
+            }
         }
     }
 
     fn ask_for_names(&self, leads: Leads<'_>) -> Awaited {
-        let ask = |name: &BlockHash| self.core.tree.ask_for_name(name);
-        let (parent, first) = (leads.parent.map(ask), leads.first.map(ask));
+        let tree = &self.core.tree;
+        let parent = leads.parent.map(|name| tree.ask_for_name(name));
+        let mut first = None;
+        for name in leads.names.iter().take(NAMES) {
+            let hash = tree.ask_for_name(name);
+            first = first.or(Some(hash));
+        }
         Awaited { hash: parent.or(first), place: None }
     }
 

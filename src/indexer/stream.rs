@@ -24,9 +24,9 @@ const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
 fn leads(event: &KvEvent) -> Leads<'_> {
     match event {
         KvEvent::Stored(stored) => {
-            Leads { parent: stored.parent_block_hash.as_ref(), first: stored.block_hashes.first() }
+            Leads { parent: stored.parent_block_hash.as_ref(), names: &stored.block_hashes }
         }
-        KvEvent::Removed(removed) => Leads { parent: None, first: removed.block_hashes.first() },
+        KvEvent::Removed(removed) => Leads { parent: None, names: &removed.block_hashes },
         KvEvent::Cleared => Leads::default(),
     }
 }

@@ -49,9 +49,9 @@ impl Queued {
     fn leads<'a>(&'a self, names: &'a [BlockHash]) -> Leads<'a> {
         match self {
             Self::Store { parent, names: of, .. } => {
-                Leads { parent: parent.as_ref(), first: names.get(of.start) }
+                Leads { parent: parent.as_ref(), names: &names[of.clone()] }
             }
-            Self::Remove { names: of, .. } => Leads { parent: None, first: names.get(of.start) },
+            Self::Remove { names: of, .. } => Leads { parent: None, names: &names[of.clone()] },
             Self::Clear { .. } => Leads::default(),
         }
     }
