@@ -27,20 +27,33 @@ struct Line {
 }
 
 impl Line {
-    /// A bit for each slot that has this tag.
+    /// The highest bit of each byte of the first eight tags that is this one.
     #[inline]
-    fn hits(&self, tag: u8) -> u32 {
+    fn equal(&self, tag: u8) -> u64 {
         const ONES: u64 = 0x0101_0101_0101_0101;
-        /// Brings the lowest bit of each byte together in the highest byte.
-        const GATHER: u64 = 0x0102_0408_1020_4080;
         const LOW: u64 = 0x7f * ONES;
         let differing = self.tags ^ (u64::from(tag) * ONES);
-        // The highest bit of each byte that is 0: no carry leaves its byte.
-        let equal = !(((differing & LOW) + LOW) | differing | LOW);
-        // The highest byte of the product.
-        #[allow(clippy::cast_possible_truncation)]
-        let first = ((equal >> 7).wrapping_mul(GATHER) >> 56) as u32;
-        first | u32::from(self.last_tag == tag) << 8
+        // No carry leaves its byte.
+        !(((differing & LOW) + LOW) | differing | LOW)
+    }
+
+    /// The slot with this tag for which `is_it` says so of the payload.
+    #[inline]
+    fn search(&self, hash: u64, mut is_it: impl FnMut(u64) -> bool) -> Option<(usize, u64)> {
+        let (tag, marked) = (tag(hash), entry(hash, 0));
+        let mut try_slot = |slot: usize| {
+            let payload = self.entry(slot) ^ marked;
+            (payload <= MASK && is_it(payload)).then_some((slot, payload))
+        };
+        let mut equal = self.equal(tag);
+        while equal != 0 {
+            let found = try_slot(equal.trailing_zeros() as usize / 8);
+            if found.is_some() {
+                return found;
+            }
+            equal &= equal - 1;
+        }
+        if self.last_tag == tag { try_slot(SLOTS - 1) } else { None }
     }
 
     #[inline]
@@ -66,11 +79,19 @@ impl Line {
         }
     }
 
-    /// A slot without an entry.
+    /// Puts an entry in, if there is a slot for it.
     #[inline]
-    fn free(&self) -> Option<usize> {
-        let free = self.hits(0);
-        (free != 0).then_some(free.trailing_zeros() as usize)
+    fn try_put(&mut self, hash: u64, payload: u64) -> bool {
+        let free = self.equal(0);
+        if free != 0 {
+            self.put(free.trailing_zeros() as usize / 8, tag(hash), entry(hash, payload));
+            return true;
+        }
+        let is_free = self.last_tag == 0;
+        if is_free {
+            self.put(SLOTS - 1, tag(hash), entry(hash, payload));
+        }
+        is_free
     }
 }
 
@@ -103,33 +124,33 @@ impl NameTable {
     /// The payload with this hash that leads to the key.
     #[inline]
     pub(super) fn find(&self, hash: u64, mut leads_to_key: impl FnMut(u64) -> bool) -> Option<u64> {
-        self.search(hash, |payload, _, _| leads_to_key(payload)).map(|(payload, ..)| payload)
+        let home = self.home(hash);
+        let line = self.lines.get(home)?;
+        match line.search(hash, &mut leads_to_key) {
+            Some((_, payload)) => Some(payload),
+            None if line.passed == 0 => None,
+            None => self.search_behind(home, hash, leads_to_key).map(|(_, _, payload)| payload),
+        }
     }
 
-    /// The payload, and where it is, for which `is_it` says so.
-    #[inline]
-    fn search(
+    /// Goes on behind a line that entries passed; where, and what was found there.
+    #[cold]
+    fn search_behind(
         &self,
+        home: usize,
         hash: u64,
-        mut is_it: impl FnMut(u64, usize, usize) -> bool,
-    ) -> Option<(u64, usize, usize)> {
-        let (tag, marked) = (tag(hash), entry(hash, 0));
-        let mut at = self.home(hash);
-        for _ in 0..self.lines.len() {
+        mut is_it: impl FnMut(u64) -> bool,
+    ) -> Option<(usize, usize, u64)> {
+        let mut at = home;
+        for _ in 1..self.lines.len() {
+            at = self.after(at);
             let line = &self.lines[at];
-            let mut hits = line.hits(tag);
-            while hits != 0 {
-                let slot = hits.trailing_zeros() as usize;
-                hits &= hits - 1;
-                let payload = line.entry(slot) ^ marked;
-                if payload <= MASK && is_it(payload, at, slot) {
-                    return Some((payload, at, slot));
-                }
+            if let Some((slot, payload)) = line.search(hash, &mut is_it) {
+                return Some((at, slot, payload));
             }
             if line.passed == 0 {
                 return None;
             }
-            at = self.after(at);
         }
         None
     }
@@ -138,16 +159,22 @@ impl NameTable {
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, payload: u64) {
         debug_assert!(payload <= MASK);
-        let mut at = self.home(hash);
-        for _ in 0..self.lines.len() {
-            let after = self.after(at);
-            let line = &mut self.lines[at];
-            if let Some(slot) = line.free() {
-                line.put(slot, tag(hash), entry(hash, payload));
+        let home = self.home(hash);
+        if !self.lines[home].try_put(hash, payload) {
+            self.insert_behind(home, hash, payload);
+        }
+    }
+
+    #[cold]
+    fn insert_behind(&mut self, home: usize, hash: u64, payload: u64) {
+        let mut at = home;
+        for _ in 1..self.lines.len() {
+            let full = &mut self.lines[at].passed;
+            *full = full.saturating_add(1);
+            at = self.after(at);
+            if self.lines[at].try_put(hash, payload) {
                 return;
             }
-            line.passed = line.passed.saturating_add(1);
-            at = after;
         }
         debug_assert!(false, "the table is full");
     }
@@ -171,14 +198,26 @@ impl NameTable {
     /// Takes an entry out; `false` if it is not there.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, payload: u64) -> bool {
-        let Some((_, at, slot)) = self.search(hash, |of, _, _| of == payload) else { return false };
-        self.lines[at].set_tag(slot, 0);
-        let mut passed = self.home(hash);
-        while passed != at {
-            let count = &mut self.lines[passed].passed;
+        let home = self.home(hash);
+        let Some(line) = self.lines.get_mut(home) else { return false };
+        if let Some((slot, _)) = line.search(hash, |of| of == payload) {
+            line.set_tag(slot, 0);
+            return true;
+        }
+        line.passed > 0 && self.remove_behind(home, hash, payload)
+    }
+
+    #[cold]
+    fn remove_behind(&mut self, home: usize, hash: u64, payload: u64) -> bool {
+        let found = self.search_behind(home, hash, |of| of == payload);
+        let Some((until, slot, _)) = found else { return false };
+        self.lines[until].set_tag(slot, 0);
+        let mut at = home;
+        while at != until {
+            let passed = &mut self.lines[at].passed;
             // How many a full count stands for is not known.
-            *count -= u8::from(*count < u8::MAX);
-            passed = self.after(passed);
+            *passed -= u8::from(*passed < u8::MAX);
+            at = self.after(at);
         }
         true
     }
@@ -187,9 +226,7 @@ impl NameTable {
     #[inline]
     pub(super) fn guess(&self, hash: u64) -> Option<u64> {
         let line = self.lines.get(self.home(hash))?;
-        let hits = line.hits(tag(hash));
-        let payload = line.entry(hits.trailing_zeros() as usize % SLOTS) ^ entry(hash, 0);
-        (hits != 0 && payload <= MASK).then_some(payload)
+        line.search(hash, |_| true).map(|(_, payload)| payload)
     }
 
     /// Asks for the line where a search for this hash begins.

@@ -167,6 +167,17 @@ impl Run {
         &self.blocks.load(pin).all_beside(writer)[..self.len() as usize]
     }
 
+    /// Names of blocks that are or will be, if they are numbers.
+    pub(super) fn name_words_from<'w>(
+        &self,
+        from: u32,
+        count: usize,
+        writer: &'w SoleWriter,
+        pin: &'w Pin,
+    ) -> &'w [u64] {
+        &self.blocks.load(pin).all_beside(writer)[from as usize..from as usize + count]
+    }
+
     /// Makes room for `more` blocks; their names may then be written.
     pub(super) fn reserve(&self, more: usize, writer: &SoleWriter, pin: &Pin) {
         let old = self.blocks.load(pin);

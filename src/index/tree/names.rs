@@ -4,6 +4,8 @@
 
 use std::hash::BuildHasher;
 
+use foldhash::fast::RandomState;
+
 use super::{CHUNK, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
 use crate::index::dump::DumpedNames;
@@ -16,14 +18,19 @@ const AHEAD: usize = 16;
 impl Tree {
     #[inline]
     fn name_is(&self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let run = self.run(place.run);
         match name {
-            BlockHash::Int(name) => run.name_word(place.offset, pin) == *name && !run.has_byte_names(),
+            BlockHash::Int(word) => self.word_is(place, *word, pin),
             BlockHash::Bytes(name) => {
                 let names = self.own(place.run).byte_names.as_ref();
                 names.is_some_and(|names| names.get(place.offset as usize) == Some(name))
             }
         }
+    }
+
+    #[inline]
+    fn word_is(&self, place: Place, word: u64, pin: &Pin) -> bool {
+        let run = self.run(place.run);
+        run.name_word(place.offset, pin) == word && !run.has_byte_names()
     }
 
     fn name_at(&self, place: Place, pin: &Pin) -> BlockHash {
@@ -184,8 +191,7 @@ impl Tree {
 
     fn add_regular(&self, names: &mut NameTable, run: RunId, words: &[u64]) {
         let mut place = Place { run, offset: 0 };
-        let hash = |word: &u64| self.tables.hasher.hash_one(word);
-        for_each_ahead(names, words, hash, |names, hash, _| {
+        for_each_ahead(names, words, &self.tables.hasher, |names, hash, _| {
             names.insert(hash, place.packed());
             place.offset += 1;
             true
@@ -229,25 +235,32 @@ impl Tree {
     ) -> u32 {
         // No larger table may be made while names lead to blocks that are not there yet.
         self.make_names_room(names.len(), pin);
-        let names = &names[..names.iter().take_while(|name| self.suits(run, name)).count()];
+        let bytes = self.run(run).has_byte_names();
+        let suits = |name: &&BlockHash| matches!(name, BlockHash::Bytes(_)) == bytes;
+        let names = &names[..names.iter().take_while(suits).count()];
         self.set_names(run, from, names, pin);
-        let mut offset = from;
+        let mut place = Place { run, offset: from };
         let mut table = std::mem::take(&mut self.names);
-        for_each_ahead(
-            &mut table,
-            names,
-            |name| self.name_hash(name),
-            |table, hash, name| {
-                let new = table.insert_new(hash, Place { run, offset }.packed(), |payload| {
-                    self.name_is(Place::unpacked(payload), name, pin)
-                });
-                offset += u32::from(new);
+        if bytes {
+            for name in names {
+                let is_other = |of| self.name_is(Place::unpacked(of), name, pin);
+                if !table.insert_new(self.name_hash(name), place.packed(), is_other) {
+                    break;
+                }
+                place.offset += 1;
+            }
+        } else {
+            let words = self.run(run).name_words_from(from, names.len(), &self.writer, pin);
+            for_each_ahead(&mut table, words, &self.tables.hasher, |table, hash, word| {
+                let is_other = |of| self.word_is(Place::unpacked(of), word, pin);
+                let new = table.insert_new(hash, place.packed(), is_other);
+                place.offset += u32::from(new);
                 new
-            },
-        );
+            });
+        }
         self.names = table;
-        self.name_count += (offset - from) as usize;
-        offset - from
+        self.name_count += (place.offset - from) as usize;
+        place.offset - from
     }
 
     fn set_names(&mut self, run: RunId, from: u32, names: &[BlockHash], pin: &Pin) {
@@ -268,8 +281,8 @@ impl Tree {
         let mut led = 0;
         let mut names = std::mem::take(&mut self.names);
         if let Some(words) = self.regular_names(id, pin) {
-            let hash = |word: &u64| self.tables.hasher.hash_one(word);
-            for_each_ahead(&mut names, &words[from as usize..to as usize], hash, |names, hash, _| {
+            let words = &words[from as usize..to as usize];
+            for_each_ahead(&mut names, words, &self.tables.hasher, |names, hash, _| {
                 led += usize::from(names.remove(hash, place.packed()));
                 place.offset += 1;
                 true
@@ -298,33 +311,34 @@ impl Tree {
 /// Does something with each name's hash while the lines of the next names are on their way; stops where it
 /// says `false`.
 #[inline]
-fn for_each_ahead<T>(
+fn for_each_ahead(
     table: &mut NameTable,
-    names: &[T],
-    hash: impl Fn(&T) -> u64,
-    mut each: impl FnMut(&mut NameTable, u64, &T) -> bool,
+    words: &[u64],
+    hasher: &RandomState,
+    mut each: impl FnMut(&mut NameTable, u64, u64) -> bool,
 ) {
-    if let [name] = names {
-        each(table, hash(name), name);
+    if let [word] = *words {
+        each(table, hasher.hash_one(word), word);
         return;
     }
-    let ask = |table: &NameTable, group: &[T]| {
-        let mut hashes = [0; AHEAD];
-        for (slot, name) in hashes.iter_mut().zip(group) {
-            *slot = hash(name);
+    let ask = |table: &NameTable, group: &[u64], hashes: &mut [u64; AHEAD]| {
+        for (slot, word) in hashes.iter_mut().zip(group) {
+            *slot = hasher.hash_one(word);
             table.prefetch(*slot);
         }
-        hashes
     };
-    let mut groups = names.chunks(AHEAD);
-    let Some(mut group) = groups.next() else { return };
-    let mut hashes = ask(table, group);
-    loop {
-        let next = groups.next().map(|group| (group, ask(table, group)));
-        if !group.iter().zip(hashes).all(|(name, hash)| each(table, hash, name)) {
+    let (mut hashes, mut next) = ([0; AHEAD], [0; AHEAD]);
+    let mut groups = words.chunks(AHEAD).peekable();
+    if let Some(first) = groups.peek() {
+        ask(table, first, &mut hashes);
+    }
+    while let Some(group) = groups.next() {
+        if let Some(behind) = groups.peek() {
+            ask(table, behind, &mut next);
+        }
+        if !group.iter().zip(&hashes).all(|(word, hash)| each(table, *hash, *word)) {
             return;
         }
-        let Some(behind) = next else { return };
-        (group, hashes) = behind;
+        std::mem::swap(&mut hashes, &mut next);
     }
 }
