@@ -237,6 +237,15 @@ impl NameTable {
         }
     }
 
+    /// Asks for the line behind that one, if a search for this hash goes on there. Waits for the first.
+    #[inline]
+    pub(super) fn prefetch_behind(&self, hash: u64) {
+        let home = self.home(hash);
+        if self.lines.get(home).is_some_and(|line| line.passed > 0) {
+            prefetch(&self.lines[self.after(home)]);
+        }
+    }
+
     /// The high bits choose the line, the low ones are kept.
     // The product of a 64-bit fraction and a length is below that length.
     #[allow(clippy::cast_possible_truncation)]

@@ -78,6 +78,7 @@ impl Tree {
     /// Asks for the run that a name with this hash probably leads to; the place.
     #[inline]
     pub(in crate::index) fn ask_for_run(&self, hash: u64) -> Option<Place> {
+        self.names.prefetch_behind(hash);
         let place = self.names.guess(hash).map(Place::unpacked)?;
         self.run(place.run).prefetch();
         prefetch(&self.own[place.run.0 as usize]);
@@ -336,6 +337,8 @@ fn for_each_ahead(
         if let Some(behind) = groups.peek() {
             ask(table, behind, &mut next);
         }
+        // One in twenty goes on to a second line: its miss passes while the others are seen to.
+        hashes.iter().take(group.len()).for_each(|hash| table.prefetch_behind(*hash));
         if !group.iter().zip(&hashes).all(|(word, hash)| each(table, *hash, *word)) {
             return;
         }
