@@ -147,7 +147,7 @@ impl Tree {
     pub(super) fn make_names_room(&mut self, more: usize, pin: &Pin) {
         let count = self.name_count + more;
         if self.names.room() < count {
-            self.resize_names(count + count / 2, pin);
+            self.resize_names(count + count / 3, pin);
         }
     }
 
@@ -296,16 +296,19 @@ impl Tree {
         }
         self.names = names;
         self.name_count -= led;
-        if self.names.room() > 64 && self.name_count < self.names.room() / 3 {
-            self.names_are_few = true;
-        }
+        self.names_are_few |= self.has_few_names();
     }
 
     /// Gives back what the table no longer needs; between events, when every run is whole.
     pub(in crate::index) fn shrink_names(&mut self, pin: &Pin) {
-        if std::mem::take(&mut self.names_are_few) && self.name_count < self.names.room() / 3 {
-            self.resize_names(self.name_count + self.name_count / 2, pin);
+        if std::mem::take(&mut self.names_are_few) && self.has_few_names() {
+            self.resize_names(self.name_count + self.name_count / 10, pin);
         }
+    }
+
+    /// Whether a smaller table would do: one that a small table's churn does not make again and again.
+    fn has_few_names(&self) -> bool {
+        self.names.room() > 64 && self.name_count < self.names.room() / 8 * 5
     }
 }
 
