@@ -198,17 +198,17 @@ impl Run {
         // Bounded by MAX_RUN and a quarter.
         #[allow(clippy::cast_possible_truncation)]
         self.capacity.store(capacity as u32, Relaxed);
-        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, pin, |hashes, beside| {
-            let checks = len.div_ceil(CHECKPOINT);
-            let old_beside = old.all_beside(writer);
-            hashes[..len].copy_from_slice(&old.settled()[..len]);
-            if len > 0 {
-                beside[..len].copy_from_slice(&old_beside[..len]);
-                let old_checks = &old_beside[old.capacity()..old.capacity() + checks];
-                beside[capacity..capacity + checks].copy_from_slice(old_checks);
-            }
-            len
-        });
+        let checks = len.div_ceil(CHECKPOINT);
+        let (hashes, old_beside) = (old.settled(), old.all_beside(writer));
+        let kept = match len {
+            0 => [(0, &[][..]); 3],
+            _ => [
+                (0, &hashes[..len]),
+                (capacity, &old_beside[..len]),
+                (2 * capacity, &old_beside[old.capacity()..old.capacity() + checks]),
+            ],
+        };
+        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, len, &kept, pin);
     }
 
     /// Appends blocks for which there is room. `parent` is the sequence hash before the first block of an
