@@ -28,7 +28,7 @@ struct Line {
 
 impl Line {
     /// The highest bit of each byte of the first eight tags that is this one.
-    #[inline]
+    #[inline(always)]
     fn equal(&self, tag: u8) -> u64 {
         const ONES: u64 = 0x0101_0101_0101_0101;
         const LOW: u64 = 0x7f * ONES;
@@ -38,7 +38,7 @@ impl Line {
     }
 
     /// The slot with this tag for which `is_it` says so of the payload.
-    #[inline]
+    #[inline(always)]
     fn search(&self, hash: u64, mut is_it: impl FnMut(u64) -> bool) -> Option<(usize, u64)> {
         let (tag, marked) = (tag(hash), entry(hash, 0));
         let mut try_slot = |slot: usize| {
@@ -79,13 +79,8 @@ impl Line {
         }
     }
 
-    #[inline]
-    fn is_full(&self) -> bool {
-        self.last_tag != 0 && self.equal(0) == 0
-    }
-
     /// Puts an entry in, if there is a slot for it.
-    #[inline]
+    #[inline(always)]
     fn try_put(&mut self, hash: u64, payload: u64) -> bool {
         let free = self.equal(0);
         if free != 0 {
@@ -98,6 +93,13 @@ impl Line {
         }
         is_free
     }
+}
+
+/// Where in a table the search for a hash begins. Of that table alone, as long as it is not made anew.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Spot {
+    hash: u64,
+    home: usize,
 }
 
 /// A table of payloads of 46 bits.
@@ -127,31 +129,51 @@ impl NameTable {
         size_of_val(&*self.lines)
     }
 
+    /// Where the search for a hash begins: the high bits choose the line, the low ones are kept there.
+    // The product of a 64-bit fraction and a length is below that length.
+    #[allow(clippy::cast_possible_truncation)]
+    #[inline]
+    pub(super) fn spot(&self, hash: u64) -> Spot {
+        Spot { hash, home: ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize }
+    }
+
+    /// The same, asking for its memory.
+    #[inline]
+    pub(super) fn ask(&self, hash: u64) -> Spot {
+        let spot = self.spot(hash);
+        if let Some(line) = self.lines.get(spot.home) {
+            prefetch(line);
+        }
+        spot
+    }
+
+    /// Asks for the line behind that one, if a search goes on there. Waits for the first.
+    #[inline]
+    pub(super) fn ask_behind(&self, spot: Spot) {
+        if self.lines.get(spot.home).is_some_and(|line| line.passed > 0) {
+            prefetch(&self.lines[self.after(spot.home)]);
+        }
+    }
+
     /// The payload with this hash that leads to the key.
     #[inline]
-    pub(super) fn find(&self, hash: u64, mut leads_to_key: impl FnMut(u64) -> bool) -> Option<u64> {
-        let home = self.home(hash);
-        let line = self.lines.get(home)?;
-        match line.search(hash, &mut leads_to_key) {
+    pub(super) fn find(&self, spot: Spot, mut leads_to_key: impl FnMut(u64) -> bool) -> Option<u64> {
+        let line = self.lines.get(spot.home)?;
+        match line.search(spot.hash, &mut leads_to_key) {
             Some((_, payload)) => Some(payload),
             None if line.passed == 0 => None,
-            None => self.search_behind(home, hash, leads_to_key).map(|(_, _, payload)| payload),
+            None => self.search_behind(spot, leads_to_key).map(|(_, _, payload)| payload),
         }
     }
 
     /// Goes on behind a line that entries passed; where, and what was found there.
     #[cold]
-    fn search_behind(
-        &self,
-        home: usize,
-        hash: u64,
-        mut is_it: impl FnMut(u64) -> bool,
-    ) -> Option<(usize, usize, u64)> {
-        let mut at = home;
+    fn search_behind(&self, spot: Spot, mut is_it: impl FnMut(u64) -> bool) -> Option<(usize, usize, u64)> {
+        let mut at = spot.home;
         for _ in 1..self.lines.len() {
             at = self.after(at);
             let line = &self.lines[at];
-            if let Some((slot, payload)) = line.search(hash, &mut is_it) {
+            if let Some((slot, payload)) = line.search(spot.hash, &mut is_it) {
                 return Some((at, slot, payload));
             }
             if line.passed == 0 {
@@ -163,22 +185,21 @@ impl NameTable {
 
     /// Puts an entry in; the caller keeps the number of entries below [`Self::room`].
     #[inline]
-    pub(super) fn insert(&mut self, hash: u64, payload: u64) {
+    pub(super) fn insert(&mut self, spot: Spot, payload: u64) {
         debug_assert!(payload <= MASK);
-        let home = self.home(hash);
-        if !self.lines[home].try_put(hash, payload) {
-            self.insert_behind(home, hash, payload);
+        if !self.lines[spot.home].try_put(spot.hash, payload) {
+            self.insert_behind(spot, payload);
         }
     }
 
     #[cold]
-    fn insert_behind(&mut self, home: usize, hash: u64, payload: u64) {
-        let mut at = home;
+    fn insert_behind(&mut self, spot: Spot, payload: u64) {
+        let mut at = spot.home;
         for _ in 1..self.lines.len() {
             let full = &mut self.lines[at].passed;
             *full = full.saturating_add(1);
             at = self.after(at);
-            if self.lines[at].try_put(hash, payload) {
+            if self.lines[at].try_put(spot.hash, payload) {
                 return;
             }
         }
@@ -187,38 +208,40 @@ impl NameTable {
 
     /// Puts an entry in unless one with this hash leads to its key; `false` if there is one. As
     /// [`Self::insert`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert_new(
         &mut self,
-        hash: u64,
+        spot: Spot,
         payload: u64,
-        leads_to_key: impl FnMut(u64) -> bool,
+        mut leads_to_key: impl FnMut(u64) -> bool,
     ) -> bool {
-        let new = self.find(hash, leads_to_key).is_none();
-        if new {
-            self.insert(hash, payload);
+        let line = &mut self.lines[spot.home];
+        if line.search(spot.hash, &mut leads_to_key).is_some()
+            || line.passed > 0 && self.search_behind(spot, leads_to_key).is_some()
+        {
+            return false;
         }
-        new
+        self.insert(spot, payload);
+        true
     }
 
     /// Takes an entry out; `false` if it is not there.
     #[inline]
-    pub(super) fn remove(&mut self, hash: u64, payload: u64) -> bool {
-        let home = self.home(hash);
-        let Some(line) = self.lines.get_mut(home) else { return false };
-        if let Some((slot, _)) = line.search(hash, |of| of == payload) {
+    pub(super) fn remove(&mut self, spot: Spot, payload: u64) -> bool {
+        let Some(line) = self.lines.get_mut(spot.home) else { return false };
+        if let Some((slot, _)) = line.search(spot.hash, |of| of == payload) {
             line.set_tag(slot, 0);
             return true;
         }
-        line.passed > 0 && self.remove_behind(home, hash, payload)
+        line.passed > 0 && self.remove_behind(spot, payload)
     }
 
     #[cold]
-    fn remove_behind(&mut self, home: usize, hash: u64, payload: u64) -> bool {
-        let found = self.search_behind(home, hash, |of| of == payload);
+    fn remove_behind(&mut self, spot: Spot, payload: u64) -> bool {
+        let found = self.search_behind(spot, |of| of == payload);
         let Some((until, slot, _)) = found else { return false };
         self.lines[until].set_tag(slot, 0);
-        let mut at = home;
+        let mut at = spot.home;
         while at != until {
             let passed = &mut self.lines[at].passed;
             // How many a full count stands for is not known.
@@ -228,37 +251,11 @@ impl NameTable {
         true
     }
 
-    /// A payload that a search for this hash may find, from the line where it begins.
+    /// A payload that a search may find, from the line where it begins.
     #[inline]
-    pub(super) fn guess(&self, hash: u64) -> Option<u64> {
-        let line = self.lines.get(self.home(hash))?;
-        line.search(hash, |_| true).map(|(_, payload)| payload)
-    }
-
-    /// Asks for the line where a search for this hash begins.
-    #[inline]
-    pub(super) fn prefetch(&self, hash: u64) {
-        if let Some(line) = self.lines.get(self.home(hash)) {
-            prefetch(line);
-        }
-    }
-
-    /// Asks for the line behind that one, if a search for this hash or a new entry goes on there. Waits for the
-    /// first.
-    #[inline]
-    pub(super) fn prefetch_behind(&self, hash: u64) {
-        let home = self.home(hash);
-        if self.lines.get(home).is_some_and(|line| line.passed > 0 || line.is_full()) {
-            prefetch(&self.lines[self.after(home)]);
-        }
-    }
-
-    /// The high bits choose the line, the low ones are kept.
-    // The product of a 64-bit fraction and a length is below that length.
-    #[allow(clippy::cast_possible_truncation)]
-    #[inline]
-    fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
+    pub(super) fn guess(&self, spot: Spot) -> Option<u64> {
+        let line = self.lines.get(spot.home)?;
+        line.search(spot.hash, |_| true).map(|(_, payload)| payload)
     }
 
     #[inline]
@@ -296,18 +293,18 @@ mod tests {
             let mut map = HashMap::new();
             for (insert, key) in steps {
                 if insert {
-                    let new = table.insert_new(hash(key), key << 40, |payload| payload == key << 40);
+                    let new = table.insert_new(table.spot(hash(key)), key << 40, |payload| payload == key << 40);
                     prop_assert_eq!(new, map.insert(key, key << 40).is_none());
                 } else {
-                    prop_assert_eq!(table.remove(hash(key), key << 40), map.remove(&key).is_some());
+                    prop_assert_eq!(table.remove(table.spot(hash(key)), key << 40), map.remove(&key).is_some());
                 }
                 for key in 0..60 {
-                    let found = table.find(hash(key), |payload| payload == key << 40);
+                    let found = table.find(table.spot(hash(key)), |payload| payload == key << 40);
                     prop_assert_eq!(found, map.get(&key).copied());
                 }
             }
             for (key, payload) in map {
-                prop_assert!(table.remove(hash(key), payload));
+                prop_assert!(table.remove(table.spot(hash(key)), payload));
             }
             prop_assert!(table.lines.iter().all(|line| line.passed == 0 && line.tags == 0 && line.last_tag == 0));
         }
@@ -318,9 +315,9 @@ mod tests {
     fn a_count_that_is_full_stays_full() {
         let mut table = NameTable::with_room_for(2_000);
         let hash = |key: u64| key << 8 & 0xff00 | key << 20;
-        (0..600).for_each(|key| table.insert(hash(key), key));
-        assert!((0..600).all(|key| table.find(hash(key), |payload| payload == key) == Some(key)));
-        assert!((0..599).all(|key| table.remove(hash(key), key)));
-        assert_eq!(table.find(hash(599), |payload| payload == 599), Some(599));
+        (0..600).for_each(|key| table.insert(table.spot(hash(key)), key));
+        assert!((0..600).all(|key| table.find(table.spot(hash(key)), |payload| payload == key) == Some(key)));
+        assert!((0..599).all(|key| table.remove(table.spot(hash(key)), key)));
+        assert_eq!(table.find(table.spot(hash(599)), |payload| payload == 599), Some(599));
     }
 }

@@ -9,7 +9,7 @@ use foldhash::fast::RandomState;
 use super::{CHUNK, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
 use crate::index::dump::DumpedNames;
-use crate::index::name_table::NameTable;
+use crate::index::name_table::{NameTable, Spot};
 use crate::index::published::{Pin, prefetch};
 
 /// Lines asked for ahead: as many misses as a core keeps in flight.
@@ -61,9 +61,9 @@ impl Tree {
     /// The place that a name leads to. Ranks that use other names for a content keep them themselves.
     #[inline]
     pub(in crate::index) fn named(&self, name: &BlockHash, pin: &Pin) -> Option<Place> {
-        let found = self
-            .names
-            .find(self.name_hash(name), |payload| self.name_is(Place::unpacked(payload), name, pin))?;
+        let found = self.names.find(self.names.spot(self.name_hash(name)), |payload| {
+            self.name_is(Place::unpacked(payload), name, pin)
+        })?;
         Some(Place::unpacked(found))
     }
 
@@ -71,15 +71,17 @@ impl Tree {
     #[inline]
     pub(in crate::index) fn ask_for_name(&self, name: &BlockHash) -> u64 {
         let hash = self.name_hash(name);
-        self.names.prefetch(hash);
+        self.names.ask(hash);
         hash
     }
 
     /// Asks for the run that a name with this hash probably leads to; the place.
     #[inline]
     pub(in crate::index) fn ask_for_run(&self, hash: u64) -> Option<Place> {
-        self.names.prefetch_behind(hash);
-        let place = self.names.guess(hash).map(Place::unpacked)?;
+        // The table may have been made anew since its line was asked for.
+        let spot = self.names.spot(hash);
+        self.names.ask_behind(spot);
+        let place = self.names.guess(spot).map(Place::unpacked)?;
         self.run(place.run).prefetch();
         prefetch(&self.own[place.run.0 as usize]);
         Some(place)
@@ -133,7 +135,7 @@ impl Tree {
     /// As [`Self::lead_name`]; the table has room.
     pub(super) fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
         let mut names = std::mem::take(&mut self.names);
-        let led = names.insert_new(self.name_hash(name), place.packed(), |payload| {
+        let led = names.insert_new(names.spot(self.name_hash(name)), place.packed(), |payload| {
             let other = Place::unpacked(payload);
             other != place && self.name_is(other, name, pin)
         });
@@ -192,8 +194,8 @@ impl Tree {
 
     fn add_regular(&self, names: &mut NameTable, run: RunId, words: &[u64]) {
         let mut place = Place { run, offset: 0 };
-        for_each_ahead(names, words, &self.tables.hasher, |names, hash, _| {
-            names.insert(hash, place.packed());
+        for_each_ahead(names, words, &self.tables.hasher, |names, spot, _| {
+            names.insert(spot, place.packed());
             place.offset += 1;
             true
         });
@@ -203,8 +205,9 @@ impl Tree {
         for offset in 0..self.run(run).len() {
             let place = Place { run, offset };
             let hash = self.hash_at(place, pin);
-            if !irregular || self.names.find(hash, |of| of == place.packed()).is_some() {
-                names.insert(hash, place.packed());
+            let leads = || self.names.find(self.names.spot(hash), |of| of == place.packed()).is_some();
+            if !irregular || leads() {
+                names.insert(names.spot(hash), place.packed());
             }
         }
     }
@@ -245,16 +248,16 @@ impl Tree {
         if bytes {
             for name in names {
                 let is_other = |of| self.name_is(Place::unpacked(of), name, pin);
-                if !table.insert_new(self.name_hash(name), place.packed(), is_other) {
+                if !table.insert_new(table.spot(self.name_hash(name)), place.packed(), is_other) {
                     break;
                 }
                 place.offset += 1;
             }
         } else {
             let words = self.run(run).name_words_from(from, names.len(), &self.writer, pin);
-            for_each_ahead(&mut table, words, &self.tables.hasher, |table, hash, word| {
+            for_each_ahead(&mut table, words, &self.tables.hasher, |table, spot, word| {
                 let is_other = |of| self.word_is(Place::unpacked(of), word, pin);
-                let new = table.insert_new(hash, place.packed(), is_other);
+                let new = table.insert_new(spot, place.packed(), is_other);
                 place.offset += u32::from(new);
                 new
             });
@@ -283,14 +286,15 @@ impl Tree {
         let mut names = std::mem::take(&mut self.names);
         if let Some(words) = self.regular_names(id, pin) {
             let words = &words[from as usize..to as usize];
-            for_each_ahead(&mut names, words, &self.tables.hasher, |names, hash, _| {
-                led += usize::from(names.remove(hash, place.packed()));
+            for_each_ahead(&mut names, words, &self.tables.hasher, |names, spot, _| {
+                led += usize::from(names.remove(spot, place.packed()));
                 place.offset += 1;
                 true
             });
         } else {
             while place.offset < to {
-                led += usize::from(names.remove(self.hash_at(place, pin), place.packed()));
+                let spot = names.spot(self.hash_at(place, pin));
+                led += usize::from(names.remove(spot, place.packed()));
                 place.offset += 1;
             }
         }
@@ -312,39 +316,38 @@ impl Tree {
     }
 }
 
-/// Does something with each name's hash while the lines of the next names are on their way; stops where it
+/// Does something with each name where it belongs while the lines of the next names are on their way; stops where it
 /// says `false`.
 #[inline]
 fn for_each_ahead(
     table: &mut NameTable,
     words: &[u64],
     hasher: &RandomState,
-    mut each: impl FnMut(&mut NameTable, u64, u64) -> bool,
+    mut each: impl FnMut(&mut NameTable, Spot, u64) -> bool,
 ) {
     if let [word] = *words {
-        each(table, hasher.hash_one(word), word);
+        each(table, table.spot(hasher.hash_one(word)), word);
         return;
     }
-    let ask = |table: &NameTable, group: &[u64], hashes: &mut [u64; AHEAD]| {
-        for (slot, word) in hashes.iter_mut().zip(group) {
-            *slot = hasher.hash_one(word);
-            table.prefetch(*slot);
+    let ask = |table: &NameTable, group: &[u64], spots: &mut [Spot; AHEAD]| {
+        for (spot, word) in spots.iter_mut().zip(group) {
+            *spot = table.ask(hasher.hash_one(word));
         }
     };
-    let (mut hashes, mut next) = ([0; AHEAD], [0; AHEAD]);
+    let (mut spots, mut next) = ([Spot::default(); AHEAD], [Spot::default(); AHEAD]);
     let mut groups = words.chunks(AHEAD).peekable();
     if let Some(first) = groups.peek() {
-        ask(table, first, &mut hashes);
+        ask(table, first, &mut spots);
     }
     while let Some(group) = groups.next() {
         if let Some(behind) = groups.peek() {
             ask(table, behind, &mut next);
         }
         // One in twenty goes on to a second line: its miss passes while the others are seen to.
-        hashes.iter().take(group.len()).for_each(|hash| table.prefetch_behind(*hash));
-        if !group.iter().zip(&hashes).all(|(word, hash)| each(table, *hash, *word)) {
+        spots.iter().take(group.len()).for_each(|spot| table.ask_behind(*spot));
+        if !group.iter().zip(&spots).all(|(word, spot)| each(table, *spot, *word)) {
             return;
         }
-        std::mem::swap(&mut hashes, &mut next);
+        std::mem::swap(&mut spots, &mut next);
     }
 }
