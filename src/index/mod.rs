@@ -288,15 +288,17 @@ impl WriteSection<'_> {
 impl Drop for WriteSection<'_> {
     fn drop(&mut self) {
         drop(self.pin.take());
+        // Whoever waits for the section's end goes first: a busy writer's next section would be quicker.
+        RwLockWriteGuard::bump(&mut self.core);
         for _ in 0..self.core.end_section() {
             pin().collect();
         }
     }
 }
 
-/// Attempts of a query before it waits for the writer's section to end. Each takes about a microsecond and
-/// fails only if an event touched the very runs that it read; so many in a row mean that the writer's thread
-/// was taken off its core in the middle of an event.
+/// Attempts of a query before it waits for the writer's section to end. Each fails only if an event touched the
+/// very runs that it read. With the pauses between them, which grow, this many take some 50 microseconds: longer
+/// than any event that an engine sends, so the writer's thread was taken off its core in the middle of one.
 const ATTEMPTS: u32 = 64;
 
 /// A reader's handle: cheap to clone, one per thread or shared.
@@ -318,11 +320,11 @@ impl Reader {
         let pin = pin();
         let attempt =
             Attempt { tables: &self.tables, roster: &self.roster, block_size: self.block_size, pin: &pin };
-        for _ in 0..ATTEMPTS {
+        for attempts in 1..=ATTEMPTS {
             if attempt.answer(query, scratch) {
                 return;
             }
-            std::hint::spin_loop();
+            (0..attempts).for_each(|_| std::hint::spin_loop());
         }
         let writer_waits = self.core.read();
         attempt.answer(query, scratch);

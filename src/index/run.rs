@@ -178,7 +178,8 @@ impl Run {
         &self.blocks.load(pin).all_beside(writer)[from as usize..from as usize + count]
     }
 
-    /// Makes room for `more` blocks; their names may then be written.
+    /// Makes room for `more` blocks; their names may then be written. Readers see the same blocks before and after,
+    /// so this needs no open version.
     pub(super) fn reserve(&self, more: usize, writer: &SoleWriter, pin: &Pin) {
         let old = self.blocks.load(pin);
         let len = self.len() as usize;
@@ -211,35 +212,46 @@ impl Run {
         self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, len, &kept, pin);
     }
 
-    /// Appends blocks for which there is room. `parent` is the sequence hash before the first block of an
-    /// empty run.
-    pub(super) fn append(
+    /// Writes blocks for which there is room behind the run's last: readers stop at the run's length, so this
+    /// needs no open version, and [`Self::show`] is quick. `parent` is the sequence hash before the first block
+    /// of an empty run.
+    pub(super) fn append_unseen(
         &self,
         parent: Option<SequenceHash>,
         locals: &[u64],
         writer: &mut SoleWriter,
         pin: &Pin,
-    ) {
+    ) -> Unseen {
         let view = self.blocks.load(pin);
         let len = self.len() as usize;
         let mut sequence = if len == 0 { parent } else { Some(self.last()) };
+        let mut first = None;
         for (at, &local) in (len..).zip(locals) {
             let next = SequenceHash::extend(sequence, LocalBlockHash(local));
             if at == 0 {
-                self.first.store(next.0, Relaxed);
+                first = Some(next);
             }
             if at % CHECKPOINT == 0 {
                 view.set_beside(view.capacity() + at / CHECKPOINT, [next.0], writer);
             }
             sequence = Some(next);
         }
-        if let Some(SequenceHash(last)) = sequence {
-            self.last.store(last, Relaxed);
-        }
         view.append(locals, writer);
         // Bounded by MAX_RUN.
         #[allow(clippy::cast_possible_truncation)]
-        self.len.store((len + locals.len()) as u32, Relaxed);
+        let len = (len + locals.len()) as u32;
+        Unseen { first, last: sequence, len }
+    }
+
+    /// Makes blocks part of the run.
+    pub(super) fn show(&self, unseen: &Unseen) {
+        if let Some(SequenceHash(first)) = unseen.first {
+            self.first.store(first, Relaxed);
+        }
+        if let Some(SequenceHash(last)) = unseen.last {
+            self.last.store(last, Relaxed);
+        }
+        self.len.store(unseen.len, Relaxed);
     }
 
     /// Whether one more block fits in the buffer as it is.
@@ -606,6 +618,14 @@ impl Run {
         });
         self.blocks.load(pin).bytes() + spill + ext
     }
+}
+
+/// What becomes true of a run with blocks that are written but not part of it yet.
+#[derive(Debug)]
+pub(super) struct Unseen {
+    first: Option<SequenceHash>,
+    last: Option<SequenceHash>,
+    len: u32,
 }
 
 /// The hashes of a run at one moment.

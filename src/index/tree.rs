@@ -529,11 +529,9 @@ impl Tree {
         is_free
     }
 
-    /// Opens the run and makes room for `more` blocks behind its last.
+    /// Makes room for `more` blocks behind the run's last.
     pub(super) fn make_room(&mut self, id: RunId, more: usize, pin: &Pin) {
-        self.change(id);
-        let run = run_in(&self.chunks, id);
-        run.reserve(more, &self.writer, pin);
+        run_in(&self.chunks, id).reserve(more, &self.writer, pin);
     }
 
     /// Appends blocks whose names are set, held by `rank` alone in `layer`.
@@ -546,10 +544,11 @@ impl Tree {
         rank: u32,
         pin: &Pin,
     ) {
-        self.change(id);
         let run = run_in(&self.chunks, id);
         let old = run.len();
-        run.append(parent, locals, &mut self.writer, pin);
+        let unseen = run.append_unseen(parent, locals, &mut self.writer, pin);
+        let run = self.change(id);
+        run.show(&unseen);
         if layer != Layer::HOT {
             run.grow_past(old, None, pin);
         }
@@ -605,9 +604,9 @@ impl Tree {
 
     /// Gives a new run its first blocks, whose names are set, and hangs it behind its parent.
     pub(super) fn begin_run(&mut self, id: RunId, before: Option<SequenceHash>, locals: &[u64], pin: &Pin) {
-        self.change(id);
-        let run = run_in(&self.chunks, id);
-        run.append(before, locals, &mut self.writer, pin);
+        let unseen = run_in(&self.chunks, id).append_unseen(before, locals, &mut self.writer, pin);
+        let run = self.change(id);
+        run.show(&unseen);
         let first = run.first();
         if let (Some(parent), Some(before)) = (self.own(id).parent, before) {
             self.own_mut(parent.run).add_child(parent.offset);
