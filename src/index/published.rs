@@ -8,12 +8,12 @@
 //!
 //! # The argument
 //!
-//! *Reclamation.* Whatever a [`Published`] or a [`Blocks`] ever pointed to is retired through
+//! *Reclamation.* Whatever a [`Published`] or a [`PublishedWords`] ever pointed to is retired through
 //! `crossbeam-epoch`'s default collector: it is destroyed only after every thread that was pinned when the
 //! pointer was replaced has unpinned. References handed out here borrow from a [`Pin`], which is such a pin
 //! of that very collector (the type can be made by [`pin`] alone), so they never outlive what they show.
 //!
-//! *No data race.* All words of a buffer are atomics, written by [`Blocks::append`] alone. Word 0 counts the
+//! *No data race.* All words are atomics. Those of a run's buffer are written by [`Blocks::append`] alone. Word 0 counts the
 //! settled hashes. `append` writes hash `i` with `i` = the count, then raises the count with release order;
 //! the count never falls, so a hash below it is never written again in that buffer. `settled` loads the
 //! count with acquire order, so the writes of what it shows as plain memory happened before. Two appends do
@@ -31,7 +31,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
+use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Pointer, Shared};
 
 use crate::block::{LocalBlockHash, SequenceHash};
 
@@ -122,29 +122,92 @@ impl<T> std::fmt::Debug for Published<T> {
     }
 }
 
-/// A buffer of a run's hashes. Word 0 counts the settled ones, word 1 says how many fit, then they come,
-/// then words that are only ever seen as atomics.
 type Words = [MaybeUninit<AtomicU64>];
 
-/// Words before the hashes.
-const HEADER: usize = 2;
+/// Words that readers follow and the writer replaces, behind one pointer: a [`Published`] vector has two, and
+/// each is a miss. May be absent.
+#[derive(Default)]
+pub(super) struct PublishedWords(Atomic<Words>);
 
-/// The hashes of a run: a growing array that readers see as plain memory, and words beside it.
-pub(super) struct Blocks(Atomic<Words>);
+impl PublishedWords {
+    pub(super) fn load<'p>(&self, pin: &'p Pin) -> Option<&'p [AtomicU64]> {
+        let shared = self.0.load(Acquire, &pin.guard);
+        // SAFETY: null or from `replace`, and retired through the collector that `pin` pins (module docs).
+        let words = unsafe { shared.as_ref() }?;
+        // SAFETY: `replace` initialises every word before it publishes the buffer.
+        Some(unsafe { &*(std::ptr::from_ref(words) as *const [AtomicU64]) })
+    }
 
-impl Default for Blocks {
-    fn default() -> Self {
-        Self(Atomic::null())
+    /// Puts `len` new words in place, all of them zero but for what `fill` writes; what was there is retired.
+    pub(super) fn replace(&self, len: usize, pin: &Pin, fill: impl FnOnce(&mut [u64])) {
+        let mut owned = Owned::<Words>::init(len);
+        // SAFETY: the buffer has `len` words, all zeros is a valid `AtomicU64`, and an exclusively owned one may
+        // be written as the `u64` whose layout it has.
+        let words = unsafe {
+            owned.as_mut_ptr().write_bytes(0, len);
+            std::slice::from_raw_parts_mut(owned.as_mut_ptr().cast::<u64>(), len)
+        };
+        fill(words);
+        self.put(owned.into_shared(&pin.guard), pin);
+    }
+
+    /// Retires the words.
+    pub(super) fn release(&self, pin: &Pin) {
+        self.put(Shared::null(), pin);
+    }
+
+    fn put(&self, new: Shared<'_, Words>, pin: &Pin) {
+        let old = self.0.swap(new, AcqRel, &pin.guard);
+        if !old.is_null() {
+            // SAFETY: the swap took the only pointer to `old`; pinned readers are waited for.
+            unsafe { pin.guard.defer_destroy(old) };
+            pin.note_retired();
+        }
+    }
+
+    /// Asks for some of the words without waiting for any; they need not exist.
+    #[inline]
+    pub(super) fn prefetch(&self, words: impl IntoIterator<Item = usize>, pin: &Pin) {
+        /// The collector keeps a buffer's length before its words.
+        const LENGTH: usize = size_of::<usize>();
+        let start = self.0.load(Relaxed, &pin.guard).into_usize();
+        for word in words {
+            prefetch_address(start.wrapping_add(LENGTH + word * size_of::<AtomicU64>()));
+        }
     }
 }
 
+impl Drop for PublishedWords {
+    fn drop(&mut self) {
+        let own = std::mem::replace(&mut self.0, Atomic::null());
+        // SAFETY: as in `Published::drop`.
+        drop(unsafe { own.try_into_owned() });
+    }
+}
+
+impl std::fmt::Debug for PublishedWords {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PublishedWords")
+    }
+}
+
+/// Words before the hashes.
+pub(super) const HEADER: usize = 2;
+
+/// The hashes of a run: a growing array that readers see as plain memory, and words beside it. Word 0 counts
+/// the settled ones, word 1 says how many fit, then they come, then words that are only ever seen as atomics.
+#[derive(Default, Debug)]
+pub(super) struct Blocks(PublishedWords);
+
 impl Blocks {
     pub(super) fn load<'p>(&self, pin: &'p Pin) -> BlocksView<'p> {
-        let shared = self.0.load(Acquire, &pin.guard);
-        // SAFETY: null or from `replace`, and retired through the collector that `pin` pins (module docs).
-        let words = unsafe { shared.as_ref() }.unwrap_or(&[]);
-        // SAFETY: `replace` initialises every word before it publishes the buffer.
-        BlocksView { words: unsafe { &*(std::ptr::from_ref(words) as *const [AtomicU64]) } }
+        BlocksView { words: self.0.load(pin).unwrap_or(&[]) }
+    }
+
+    /// Asks for some of the buffer's words, which need not exist.
+    #[inline]
+    pub(super) fn prefetch(&self, words: impl IntoIterator<Item = usize>, pin: &Pin) {
+        self.0.prefetch(words, pin);
     }
 
     /// Puts a new buffer for `hashes` hashes and `beside` other words in place and retires the old one.
@@ -158,47 +221,17 @@ impl Blocks {
         pin: &Pin,
         fill: impl FnOnce(&mut [u64], &mut [u64]) -> usize,
     ) {
-        let len = HEADER + hashes + beside;
-        let mut owned = Owned::<Words>::init(len);
-        // SAFETY: the buffer has `len` words, all zeros is a valid `AtomicU64`, and an exclusively owned one may
-        // be written as the `u64` whose layout it has.
-        let words = unsafe {
-            owned.as_mut_ptr().write_bytes(0, len);
-            std::slice::from_raw_parts_mut(owned.as_mut_ptr().cast::<u64>(), len)
-        };
-        let (header, words) = words.split_at_mut(HEADER);
-        let (hashes, beside) = words.split_at_mut(hashes);
-        header[1] = hashes.len() as u64;
-        header[0] = fill(hashes, beside).min(hashes.len()) as u64;
-        self.put(owned.into_shared(&pin.guard), pin);
+        self.0.replace(HEADER + hashes + beside, pin, |words| {
+            let (header, words) = words.split_at_mut(HEADER);
+            let (hashes, beside) = words.split_at_mut(hashes);
+            header[1] = hashes.len() as u64;
+            header[0] = fill(hashes, beside).min(hashes.len()) as u64;
+        });
     }
 
     /// Retires the buffer.
     pub(super) fn release(&self, pin: &Pin) {
-        self.put(Shared::null(), pin);
-    }
-
-    fn put(&self, new: Shared<'_, Words>, pin: &Pin) {
-        let old = self.0.swap(new, AcqRel, &pin.guard);
-        if !old.is_null() {
-            // SAFETY: the swap took the only pointer to `old`; pinned readers are waited for.
-            unsafe { pin.guard.defer_destroy(old) };
-            pin.note_retired();
-        }
-    }
-}
-
-impl Drop for Blocks {
-    fn drop(&mut self) {
-        let own = std::mem::replace(&mut self.0, Atomic::null());
-        // SAFETY: as in `Published::drop`.
-        drop(unsafe { own.try_into_owned() });
-    }
-}
-
-impl std::fmt::Debug for Blocks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Blocks")
+        self.0.release(pin);
     }
 }
 
@@ -247,15 +280,6 @@ impl<'p> BlocksView<'p> {
     /// A word beside the hashes.
     pub(super) fn beside(self, at: usize) -> u64 {
         self.words[HEADER + self.capacity() + at].load(Relaxed)
-    }
-
-    /// Asks for the hash at `at` and the word beside it.
-    pub(super) fn prefetch(self, at: usize) {
-        for word in [HEADER + at, HEADER + self.capacity() + at] {
-            if let Some(word) = self.words.get(word) {
-                prefetch(word);
-            }
-        }
     }
 
     /// Writes words beside the hashes.
@@ -311,14 +335,19 @@ fn to_usize(count: u64) -> usize {
 /// Asks for a line of memory ahead of its use.
 #[inline]
 pub(super) fn prefetch<T>(of: &T) {
+    prefetch_address(std::ptr::from_ref(of).addr());
+}
+
+#[inline]
+fn prefetch_address(address: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed, and this one is a reference's.
+    // SAFETY: a prefetch of any address is allowed: it reads nothing that the program could see.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(of).cast());
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address));
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = of;
+    let _ = address;
 }
 
 /// Local hashes as words.

@@ -46,23 +46,24 @@ pub(super) struct RankView {
 #[derive(Clone, Default, Debug)]
 pub(super) struct Ranks {
     by_index: Vec<Option<RankView>>,
-    /// Generations by index, 0 where no rank is: what an answer needs of each rank, close together.
+    /// Generations by index, 0 where no rank is: what an answer needs of each rank, close together. As many as
+    /// `present` has bits.
     generations: Vec<u32>,
+    /// The set of ranks.
+    present: Vec<u64>,
     /// Those with layers.
     layered: Vec<u32>,
 }
 
 impl Ranks {
-    /// One past the highest index.
-    pub(super) fn len(&self) -> usize {
-        self.by_index.len()
+    /// The set of ranks, by words of 64.
+    pub(super) fn present(&self) -> &[u64] {
+        &self.present
     }
 
-    /// The slot of the rank at this index.
-    #[inline]
-    pub(super) fn slot(&self, index: u32) -> Option<RankSlot> {
-        let generation = *self.generations.get(index as usize)?;
-        (generation != 0).then_some(RankSlot { index, generation })
+    /// Generations by index; at least as many as the set has bits.
+    pub(super) fn generations(&self) -> &[u32] {
+        &self.generations
     }
 
     pub(super) fn at(&self, index: u32) -> Option<&RankView> {
@@ -115,13 +116,16 @@ impl Roster {
         let at = index as usize;
         if ranks.by_index.len() <= at {
             ranks.by_index.resize(at + 1, None);
-            ranks.generations.resize(at + 1, 0);
+            ranks.present.resize(at / 64 + 1, 0);
+            ranks.generations.resize(ranks.present.len() * 64, 0);
         }
         ranks.layered.retain(|of| *of != index);
         if rank.as_ref().is_some_and(|rank| rank.layers.is_some()) {
             ranks.layered.push(index);
         }
         ranks.generations[at] = rank.as_ref().map_or(0, |rank| rank.slot.generation);
+        let bit = 1 << (at % 64);
+        ranks.present[at / 64] = ranks.present[at / 64] & !bit | if rank.is_some() { bit } else { 0 };
         ranks.by_index[at] = rank;
         self.ranks.replace(Some(ranks), pin);
     }
