@@ -80,9 +80,10 @@ impl Plan {
 /// A block that names itself as its parent would hang behind itself.
 fn check_parents(request: &StoreRequest<'_>) -> Result<(), StoreRefusal> {
     let own = request.parent.is_some() && request.parent == request.names.first();
-    let next = request.names.windows(2).any(|pair| match pair {
-        [BlockHash::Int(a), BlockHash::Int(b)] => a == b,
-        _ => pair[0] == pair[1],
+    let behind = request.names.get(1..).unwrap_or(&[]);
+    let next = request.names.iter().zip(behind).any(|pair| match pair {
+        (BlockHash::Int(a), BlockHash::Int(b)) => a == b,
+        (a, b) => a == b,
     });
     if own || next { Err(StoreRefusal::SelfParent) } else { Ok(()) }
 }
@@ -151,6 +152,7 @@ impl Announcer<'_> {
                 request.names.iter().for_each(|name| self.store_by_name(layer, name));
                 Stored::default()
             }
+            Placing::ByTokens { .. } if self.append_to_tail(request, layer) => Stored::default(),
             Placing::ByTokens { tokens_per_name } => self.store_chain(request, layer, tokens_per_name, false),
             Placing::ByNameThenTokens { tokens_per_name } => {
                 self.store_chain(request, layer, tokens_per_name, true)

@@ -50,6 +50,9 @@ impl Announcer<'_> {
                 return Some(Stretch { run, from, to: from + common(behind, locals) });
             }
         }
+        if parent.is_some_and(|place| !self.tree.has_runs_behind(place)) {
+            return None;
+        }
         let before = parent.map(|place| self.tree.sequence(place, self.pin));
         let sequence = SequenceHash::extend(before, LocalBlockHash(first));
         let (run, of) = self.tree.tables.head(sequence, self.pin)?;
@@ -158,7 +161,9 @@ impl Announcer<'_> {
                 continue;
             };
             let (from, to) = self.stretch(run, offset, held, &mut rest);
-            self.uncover(layer, run, from, to);
+            if !self.cut_tail(layer, run, from, to) {
+                self.uncover(layer, run, from, to);
+            }
         }
         unknown
     }
@@ -168,18 +173,24 @@ impl Announcer<'_> {
     fn stretch(&self, run: RunId, offset: u32, held: (u32, u32), names: &mut &[BlockHash]) -> (u32, u32) {
         let (mut from, mut to) = (offset, offset + 1);
         let Some(words) = self.tree.regular_names(run, self.pin) else { return (from, to) };
-        while let Some((BlockHash::Int(name), behind)) = names.split_first() {
-            if from > held.0 && words[from as usize - 1] == *name {
-                from -= 1;
-            } else if to < held.1 && words[to as usize] == *name {
-                to += 1;
-            } else {
-                break;
-            }
-            *names = behind;
+        let (before, behind) = (&words[held.0 as usize..from as usize], &words[to as usize..held.1 as usize]);
+        from -= take_common(before.iter().rev(), names);
+        if from == offset {
+            to += take_common(behind.iter(), names);
         }
         (from, to)
     }
+}
+
+/// Takes off the leading names that these words are; returns how many.
+fn take_common<'w>(words: impl Iterator<Item = &'w u64>, names: &mut &[BlockHash]) -> u32 {
+    let is = |(word, name): &(&u64, &BlockHash)| matches!(name, BlockHash::Int(name) if name == *word);
+    let count = words.zip(names.iter()).take_while(is).count();
+    *names = &names[count..];
+    // Bounded by MAX_RUN.
+    #[allow(clippy::cast_possible_truncation)]
+    let count = count as u32;
+    count
 }
 
 /// How many leading words are equal: at most a run's length.

@@ -44,6 +44,11 @@ impl Intervals {
         }
     }
 
+    /// Whether no rank holds a part of the run.
+    pub(super) fn is_empty(&self, pin: &Pin) -> bool {
+        self.load(pin).words.is_empty()
+    }
+
     /// Asks for those that the header has no room for.
     #[inline]
     pub(super) fn prefetch(&self, pin: &Pin) {
@@ -103,13 +108,11 @@ impl Intervals {
 
     fn spill_over(&self, room: usize, pin: &Pin) {
         let partial = self.load(pin);
-        self.spill.replace(SPILL_HEADER + room, pin, |spill| {
-            spill[FLOOR] = u64::MAX;
-            spill[COUNT] = partial.words.len() as u64;
-            for (at, held) in partial.iter().enumerate() {
-                spill[SPILL_HEADER + at] = packed(held);
-            }
-        });
+        let mut header = [0; SPILL_HEADER];
+        header[FLOOR] = u64::MAX;
+        header[COUNT] = partial.words.len() as u64;
+        let kept: SmallVec<[u64; 16]> = partial.words.iter().map(|word| word.load(Relaxed)).collect();
+        self.spill.replace(SPILL_HEADER + room, [(0, &header[..]), (SPILL_HEADER, &kept[..])], pin);
         self.inline.iter().for_each(|word| word.store(0, Relaxed));
         let Some(spill) = self.spill.load(pin) else { return };
         self.load(pin).iter().for_each(|held| summarise(spill, held.rank, &[held], true));

@@ -21,12 +21,14 @@
 //! 3. Nothing recurses over depth, and what is removed gives its memory back.
 //! 4. An answer was true at one moment during the query: events are seen whole or not at all.
 
+mod ahead;
 mod announcer;
 mod bulk;
 mod core;
 mod coverage;
 mod dump;
 mod intervals;
+mod name_table;
 mod published;
 mod query;
 mod rank;
@@ -35,6 +37,7 @@ mod run;
 mod sight;
 mod sync;
 mod table;
+mod tail;
 mod tree;
 mod version;
 
@@ -42,6 +45,7 @@ use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
+pub use self::ahead::Leads;
 use self::core::Core;
 pub use self::dump::Dump;
 use self::published::{Pin, pin};
@@ -235,22 +239,6 @@ impl PrefixIndex {
     }
 }
 
-/// How far ahead of an event its memory is asked for: each step needs what the one before brought.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ahead {
-    /// Some six events: where the name is looked up.
-    Far,
-    /// Some three events: the run that it leads to.
-    Near,
-    /// One event: the block in the run.
-    Next,
-}
-
-impl Ahead {
-    /// All steps, with the number of events that each is worth taking ahead.
-    pub const ALL: [(Self, usize); 3] = [(Self::Far, 6), (Self::Near, 3), (Self::Next, 1)];
-}
-
 /// The right to change the index, for a few batches.
 #[derive(Debug)]
 pub struct WriteSection<'a> {
@@ -296,16 +284,6 @@ impl WriteSection<'_> {
         names: &[BlockHash],
     ) -> Removed {
         self.core.remove(slot, tier, group_idx, names)
-    }
-
-    /// Asks for memory that an event about this name will need. Worth it where many short events are applied one
-    /// after the other: far ahead for an event's first name or parent, nearer for the same name again, and once
-    /// more for the next event. Changes nothing.
-    #[inline]
-    pub fn look_ahead(&self, name: &BlockHash, ahead: Ahead) {
-        if let Some(pin) = &self.pin {
-            self.core.tree.look_ahead(name, ahead, pin);
-        }
     }
 }
 

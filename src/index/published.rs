@@ -134,20 +134,33 @@ impl PublishedWords {
         let shared = self.0.load(Acquire, &pin.guard);
         // SAFETY: null or from `replace`, and retired through the collector that `pin` pins (module docs).
         let words = unsafe { shared.as_ref() }?;
-        // SAFETY: `replace` initialises every word before it publishes the buffer.
+        // SAFETY: `replace` writes every word, from the first to the last, before it publishes the buffer.
         Some(unsafe { &*(std::ptr::from_ref(words) as *const [AtomicU64]) })
     }
 
-    /// Puts `len` new words in place, all of them zero but for what `fill` writes; what was there is retired.
-    pub(super) fn replace(&self, len: usize, pin: &Pin, fill: impl FnOnce(&mut [u64])) {
+    /// Puts `len` new words in place and retires what was there: these pieces, each behind the one before it,
+    /// and zeros where there is none.
+    pub(super) fn replace<'w>(
+        &self,
+        len: usize,
+        pieces: impl IntoIterator<Item = (usize, &'w [u64])>,
+        pin: &Pin,
+    ) {
         let mut owned = Owned::<Words>::init(len);
-        // SAFETY: the buffer has `len` words, all zeros is a valid `AtomicU64`, and an exclusively owned one may
-        // be written as the `u64` whose layout it has.
-        let words = unsafe {
-            owned.as_mut_ptr().write_bytes(0, len);
-            std::slice::from_raw_parts_mut(owned.as_mut_ptr().cast::<u64>(), len)
+        let mut rest = &mut owned[..];
+        let mut write = |count: usize, values: &[u64]| {
+            let (zeros, behind) = std::mem::take(&mut rest).split_at_mut(count);
+            zeros.iter_mut().for_each(|word| _ = word.write(AtomicU64::new(0)));
+            let (words, behind) = behind.split_at_mut(values.len());
+            words.iter_mut().zip(values).for_each(|(word, value)| _ = word.write(AtomicU64::new(*value)));
+            rest = behind;
+            count + values.len()
         };
-        fill(words);
+        let mut written = 0;
+        for (at, words) in pieces {
+            written += write(at - written, words);
+        }
+        write(len - written, &[]);
         self.put(owned.into_shared(&pin.guard), pin);
     }
 
@@ -212,21 +225,20 @@ impl Blocks {
 
     /// Puts a new buffer for `hashes` hashes and `beside` other words in place and retires the old one.
     ///
-    /// `fill` writes what the new buffer starts with, all zero before, and says how many hashes that are; nobody
-    /// else sees the buffer yet.
+    /// It starts with `settled` hashes, and with the words in `kept`, each piece at its distance from the first
+    /// hash and in that order; all others are zero.
     pub(super) fn replace(
         &self,
         hashes: usize,
         beside: usize,
+        settled: usize,
+        kept: &[(usize, &[u64])],
         pin: &Pin,
-        fill: impl FnOnce(&mut [u64], &mut [u64]) -> usize,
     ) {
-        self.0.replace(HEADER + hashes + beside, pin, |words| {
-            let (header, words) = words.split_at_mut(HEADER);
-            let (hashes, beside) = words.split_at_mut(hashes);
-            header[1] = hashes.len() as u64;
-            header[0] = fill(hashes, beside).min(hashes.len()) as u64;
-        });
+        let header = [settled.min(hashes) as u64, hashes as u64];
+        let kept = kept.iter().map(|&(at, words)| (HEADER + at, words));
+        let pieces = std::iter::once((0, &header[..])).chain(kept);
+        self.0.replace(HEADER + hashes + beside, pieces, pin);
     }
 
     /// Retires the buffer.

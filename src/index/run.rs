@@ -55,6 +55,8 @@ pub(super) struct Run {
     pub(super) version: Version,
     blocks: Blocks,
     len: AtomicU32,
+    /// Blocks that fit in the buffer, as it says itself: the writer need not wait for its memory.
+    capacity: AtomicU32,
     first: AtomicU64,
     last: AtomicU64,
     /// Offsets of the branches, each plus one; the highest bit says that names are byte strings.
@@ -159,6 +161,17 @@ impl Run {
         &self.blocks.load(pin).all_beside(writer)[..self.len() as usize]
     }
 
+    /// Names of blocks that are or will be, if they are numbers.
+    pub(super) fn name_words_from<'w>(
+        &self,
+        from: u32,
+        count: usize,
+        writer: &'w SoleWriter,
+        pin: &'w Pin,
+    ) -> &'w [u64] {
+        &self.blocks.load(pin).all_beside(writer)[from as usize..from as usize + count]
+    }
+
     /// Makes room for `more` blocks; their names may then be written.
     pub(super) fn reserve(&self, more: usize, writer: &SoleWriter, pin: &Pin) {
         let old = self.blocks.load(pin);
@@ -176,17 +189,20 @@ impl Run {
         let old = self.blocks.load(pin);
         let len = self.len() as usize;
         let capacity = capacity.next_multiple_of(CHECKPOINT);
-        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, pin, |hashes, beside| {
-            let checks = len.div_ceil(CHECKPOINT);
-            let old_beside = old.all_beside(writer);
-            hashes[..len].copy_from_slice(&old.settled()[..len]);
-            if len > 0 {
-                beside[..len].copy_from_slice(&old_beside[..len]);
-                let old_checks = &old_beside[old.capacity()..old.capacity() + checks];
-                beside[capacity..capacity + checks].copy_from_slice(old_checks);
-            }
-            len
-        });
+        // Bounded by MAX_RUN and a quarter.
+        #[allow(clippy::cast_possible_truncation)]
+        self.capacity.store(capacity as u32, Relaxed);
+        let checks = len.div_ceil(CHECKPOINT);
+        let (hashes, old_beside) = (old.settled(), old.all_beside(writer));
+        let kept = match len {
+            0 => [(0, &[][..]); 3],
+            _ => [
+                (0, &hashes[..len]),
+                (capacity, &old_beside[..len]),
+                (2 * capacity, &old_beside[old.capacity()..old.capacity() + checks]),
+            ],
+        };
+        self.blocks.replace(capacity, capacity + capacity / CHECKPOINT, len, &kept, pin);
     }
 
     /// Appends blocks for which there is room. `parent` is the sequence hash before the first block of an
@@ -220,6 +236,28 @@ impl Run {
         self.len.store((len + locals.len()) as u32, Relaxed);
     }
 
+    /// Whether one more block fits in the buffer as it is.
+    pub(super) fn has_room(&self, pin: &Pin) -> bool {
+        let view = self.blocks.load(pin);
+        // Hashes past the run's end were cut off, and a reader may still be comparing them.
+        view.count() == self.len() as usize && view.count() < view.capacity()
+    }
+
+    /// Appends a block to a run that has some and has room.
+    pub(super) fn push(&self, name: u64, local: LocalBlockHash, writer: &mut SoleWriter, pin: &Pin) {
+        let view = self.blocks.load(pin);
+        let len = self.len();
+        let at = len as usize;
+        let sequence = SequenceHash::extend(Some(self.last()), local);
+        view.set_beside(at, [name], writer);
+        if at % CHECKPOINT == 0 {
+            view.set_beside(view.capacity() + at / CHECKPOINT, [sequence.0], writer);
+        }
+        self.last.store(sequence.0, Relaxed);
+        view.append(&[local.0], writer);
+        self.len.store(len + 1, Relaxed);
+    }
+
     /// Cuts the run to `len` blocks, beyond which nobody holds anything, and gives room back.
     pub(super) fn truncate(&self, len: u32, writer: &SoleWriter, pin: &Pin) {
         self.forget_branches(len);
@@ -246,10 +284,12 @@ impl Run {
         prefetch(&self.full);
     }
 
-    /// Asks for the memory of one block.
+    /// Asks for the memory of the block at `offset` and of the one behind it, without waiting for any.
     pub(super) fn prefetch_block(&self, offset: u32, pin: &Pin) {
-        let (capacity, at) = (self.blocks.load(pin).capacity(), offset as usize);
-        self.blocks.prefetch([HEADER + at, HEADER + capacity + at], pin);
+        let (capacity, next) = (self.capacity.load(Relaxed) as usize, offset as usize + 1);
+        let beside = |at: usize| HEADER + capacity + at;
+        let of = [0, HEADER + next, beside(next), beside(capacity + next / CHECKPOINT)];
+        self.blocks.prefetch(of, pin);
     }
 
     /// Asks for the local hashes of the first `len` blocks and for the intervals that the header has no room for.
@@ -319,9 +359,18 @@ impl Run {
 
     /// Whether the rank and no other holds the whole run.
     pub(super) fn is_only_full(&self, rank: u32, pin: &Pin) -> bool {
-        let inline: u32 = self.full.iter().map(|word| word.load(Relaxed).count_ones()).sum();
-        let wide: u32 = self.wide_words(pin).iter().map(|word| word.count_ones()).sum();
-        inline + wide == 1 && self.is_full(rank, pin)
+        let (its, bit) = ((rank / 64) as usize, 1 << (rank % 64));
+        let only = |(at, word): (usize, u64)| word == if at == its { bit } else { 0 };
+        let inline = self.full.iter().map(|word| word.load(Relaxed));
+        let wide = self.wide_words(pin);
+        its < INLINE_WORDS + wide.len() && inline.chain(wide.iter().copied()).enumerate().all(only)
+    }
+
+    /// Whether the rank holds the whole run, and nobody else anything of it in any layer.
+    pub(super) fn has_no_other_holder(&self, rank: u32, pin: &Pin) -> bool {
+        self.intervals.is_empty(pin)
+            && self.ext(pin).is_none_or(|ext| ext.cold.is_empty())
+            && self.is_only_full(rank, pin)
     }
 
     /// Intervals of all ranks that hold part of the run, by rank.

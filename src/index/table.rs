@@ -87,41 +87,6 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
         debug_assert!(false, "the table is full");
     }
 
-    /// Puts an entry in unless one with this hash leads to its key; `false` if there is one. The writer's, as
-    /// [`Self::insert`].
-    #[inline]
-    pub(super) fn insert_new(
-        &self,
-        hash: u64,
-        payload: u64,
-        mut leads_to_key: impl FnMut(u64) -> bool,
-    ) -> bool {
-        let line = &self.lines[self.home(hash)];
-        if line.passed.load(Relaxed) > 0 {
-            if self.find(hash, leads_to_key).is_some() {
-                return false;
-            }
-            self.insert(hash, payload);
-            return true;
-        }
-        // Nearly always all that there is to see lies in one line.
-        let tag = Self::word(hash, 0);
-        let mut free = None;
-        for slot in &line.slots {
-            let word = slot.load(Relaxed);
-            if word == 0 {
-                free = Some(slot);
-            } else if word ^ tag <= Self::MASK && leads_to_key(word ^ tag) {
-                return false;
-            }
-        }
-        match free {
-            Some(slot) => slot.store(Self::word(hash, payload), Release),
-            None => self.insert(hash, payload),
-        }
-        true
-    }
-
     /// Takes an entry out; `false` if it is not there. The writer's.
     pub(super) fn remove(&self, hash: u64, payload: u64) -> bool {
         let wanted = Self::word(hash, payload);
@@ -140,14 +105,6 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
             at = self.after(at);
         }
         false
-    }
-
-    /// A payload that a search for this hash may find, from the line where it begins.
-    #[inline]
-    pub(super) fn guess(&self, hash: u64) -> Option<u64> {
-        let tag = Self::word(hash, 0);
-        let slots = self.lines[self.home(hash)].slots.iter();
-        slots.map(|slot| slot.load(Relaxed) ^ tag).find(|payload| *payload <= Self::MASK && *payload != 0)
     }
 
     /// Asks for the line where a search for this hash begins.

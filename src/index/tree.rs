@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::coverage::Interval;
 use super::dump::{DumpedNames, DumpedRun};
+use super::name_table::NameTable;
 use super::published::{Pin, Published, SoleWriter};
 use super::run::{MAX_RUN, Run};
 use super::table::LineTable;
@@ -69,9 +70,6 @@ pub(super) const CHUNK: usize = 512;
 
 /// First blocks of runs: sequence hash to run.
 pub(super) type Heads = LineTable<28>;
-
-/// Names: name to place.
-type NameTable = LineTable<46>;
 
 /// What readers follow.
 #[derive(Default, Debug)]
@@ -485,6 +483,54 @@ impl Tree {
             && parent.offset + 1 == run.len()
             && run.len() < MAX_RUN
             && self.own(parent.run).children.last().is_none_or(|(offset, _)| *offset < parent.offset)
+    }
+
+    /// Whether a run hangs behind this block.
+    pub(super) fn has_runs_behind(&self, place: Place) -> bool {
+        self.own(place.run).children.binary_search_by_key(&place.offset, |(at, _)| *at).is_ok()
+    }
+
+    /// Whether this is the last block of a run that the rank alone holds, with nothing behind it, and one more
+    /// fits as it is.
+    pub(super) fn is_free_tail(&self, place: Place, rank: u32, pin: &Pin) -> bool {
+        let (run, own) = (self.run(place.run), self.own(place.run));
+        place.offset + 1 == run.len()
+            && run.len() < MAX_RUN
+            && own.byte_names.is_none()
+            && own.children.last().is_none_or(|(offset, _)| *offset < place.offset)
+            && run.has_no_other_holder(rank, pin)
+            && run.has_room(pin)
+            && self.name_count < self.names.room()
+    }
+
+    /// Appends a block behind a free tail, unless its name leads elsewhere already.
+    pub(super) fn push(&mut self, tail: Place, name: u64, local: LocalBlockHash, pin: &Pin) -> bool {
+        let place = Place { run: tail.run, offset: tail.offset + 1 };
+        if !self.lead_new_name(place, &BlockHash::Int(name), pin) {
+            return false;
+        }
+        self.change(tail.run);
+        run_in(&self.chunks, tail.run).push(name, local, &mut self.writer, pin);
+        self.blocks += 1;
+        true
+    }
+
+    /// Cuts `from..to` off a run, if that is its tail, not all of it, held by the rank alone, and nothing hangs
+    /// behind it; says whether it did.
+    pub(super) fn cut_tail(&mut self, id: RunId, from: u32, to: u32, rank: u32, pin: &Pin) -> bool {
+        let (run, own) = (self.run(id), self.own(id));
+        let is_free = from > 0
+            && to == run.len()
+            && own.byte_names.is_none()
+            && own.children.last().is_none_or(|(offset, _)| *offset < from)
+            && run.has_no_other_holder(rank, pin);
+        if is_free {
+            self.forget_names(id, from, to, pin);
+            self.blocks -= u64::from(to - from);
+            self.change(id);
+            run_in(&self.chunks, id).truncate(from, &self.writer, pin);
+        }
+        is_free
     }
 
     /// Opens the run and makes room for `more` blocks behind its last.

@@ -14,20 +14,21 @@ use crate::events::{
 };
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
-use crate::index::{Ahead, GroupTag, StoreRefusal, StoreRequest, StoreTokens, WriteSection};
+use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, WriteSection};
 use crate::trust::Trust;
 
 /// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
 const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
 
-/// The names that an event begins with.
-fn needed_first(event: &KvEvent) -> impl Iterator<Item = &BlockHash> {
-    let (parent, names) = match event {
-        KvEvent::Stored(stored) => (stored.parent_block_hash.as_ref(), &stored.block_hashes[..]),
-        KvEvent::Removed(removed) => (None, &removed.block_hashes[..]),
-        KvEvent::Cleared => (None, &[][..]),
-    };
-    parent.into_iter().chain(names.first())
+/// The names by which an event finds its place.
+fn leads(event: &KvEvent) -> Leads<'_> {
+    match event {
+        KvEvent::Stored(stored) => {
+            Leads { parent: stored.parent_block_hash.as_ref(), names: &stored.block_hashes }
+        }
+        KvEvent::Removed(removed) => Leads { parent: None, names: &removed.block_hashes },
+        KvEvent::Cleared => Leads::default(),
+    }
 }
 
 /// One declared rank.
@@ -125,22 +126,15 @@ impl Stream {
             self.counters.rank_mismatch += 1;
         }
         self.counters.skipped.merge(&decoded.skipped);
-        for (at, event) in decoded.events.iter().enumerate() {
-            for (ahead, events) in Ahead::ALL {
-                if let Some(event) = decoded.events.get(at + events) {
-                    needed_first(event).for_each(|name| section.look_ahead(name, ahead));
-                }
+        section.apply_each(&decoded.events, leads, |section, event| match event {
+            KvEvent::Stored(stored) => self.store(stored, section, keys),
+            KvEvent::Removed(removed) => self.remove(removed, section),
+            KvEvent::Cleared => {
+                section.clear_rank(self.slot);
+                self.counters.clears += 1;
+                self.sequencer.on_cleared(batch.seq);
             }
-            match event {
-                KvEvent::Stored(stored) => self.store(stored, section, keys),
-                KvEvent::Removed(removed) => self.remove(removed, section),
-                KvEvent::Cleared => {
-                    section.clear_rank(self.slot);
-                    self.counters.clears += 1;
-                    self.sequencer.on_cleared(batch.seq);
-                }
-            }
-        }
+        });
     }
 
     fn store(&mut self, event: &BlockStored, section: &mut WriteSection<'_>, keys: &mut Vec<ContentKeys>) {

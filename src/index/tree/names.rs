@@ -4,10 +4,12 @@
 
 use std::hash::BuildHasher;
 
-use super::{NameTable, Place, RunId, Tree, run_in};
+use foldhash::fast::RandomState;
+
+use super::{CHUNK, Place, RunId, Tree, run_in};
 use crate::block::BlockHash;
-use crate::index::Ahead;
 use crate::index::dump::DumpedNames;
+use crate::index::name_table::{NameTable, Spot};
 use crate::index::published::{Pin, prefetch};
 
 /// Lines asked for ahead: as many misses as a core keeps in flight.
@@ -16,14 +18,19 @@ const AHEAD: usize = 16;
 impl Tree {
     #[inline]
     fn name_is(&self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let run = self.run(place.run);
         match name {
-            BlockHash::Int(name) => run.name_word(place.offset, pin) == *name && !run.has_byte_names(),
+            BlockHash::Int(word) => self.word_is(place, *word, pin),
             BlockHash::Bytes(name) => {
                 let names = self.own(place.run).byte_names.as_ref();
                 names.is_some_and(|names| names.get(place.offset as usize) == Some(name))
             }
         }
+    }
+
+    #[inline]
+    fn word_is(&self, place: Place, word: u64, pin: &Pin) -> bool {
+        let run = self.run(place.run);
+        run.name_word(place.offset, pin) == word && !run.has_byte_names()
     }
 
     fn name_at(&self, place: Place, pin: &Pin) -> BlockHash {
@@ -54,26 +61,37 @@ impl Tree {
     /// The place that a name leads to. Ranks that use other names for a content keep them themselves.
     #[inline]
     pub(in crate::index) fn named(&self, name: &BlockHash, pin: &Pin) -> Option<Place> {
-        let found = self
-            .names
-            .find(self.name_hash(name), |payload| self.name_is(Place::unpacked(payload), name, pin))?;
+        let found = self.names.find(self.names.spot(self.name_hash(name)), |payload| {
+            self.name_is(Place::unpacked(payload), name, pin)
+        })?;
         Some(Place::unpacked(found))
     }
 
-    /// Asks for memory that an event about this name will need.
+    /// Asks for the line of the table where this name's search begins; the name's hash.
     #[inline]
-    pub(in crate::index) fn look_ahead(&self, name: &BlockHash, ahead: Ahead, pin: &Pin) {
+    pub(in crate::index) fn ask_for_name(&self, name: &BlockHash) -> u64 {
         let hash = self.name_hash(name);
-        if ahead == Ahead::Far {
-            return self.names.prefetch(hash);
-        }
-        let Some(Place { run, offset }) = self.names.guess(hash).map(Place::unpacked) else { return };
-        match ahead {
-            Ahead::Near => {
-                self.run(run).prefetch();
-                prefetch(&self.own[run.0 as usize]);
-            }
-            _ => self.run(run).prefetch_block(offset, pin),
+        self.names.ask(hash);
+        hash
+    }
+
+    /// Asks for the run that a name with this hash probably leads to; the place.
+    #[inline]
+    pub(in crate::index) fn ask_for_run(&self, hash: u64) -> Option<Place> {
+        // The table may have been made anew since its line was asked for.
+        let spot = self.names.spot(hash);
+        self.names.ask_behind(spot);
+        let place = self.names.guess(spot).map(Place::unpacked)?;
+        self.run(place.run).prefetch();
+        prefetch(&self.own[place.run.0 as usize]);
+        Some(place)
+    }
+
+    /// Asks for the block at a place, which need not be there any more, and for the one behind it.
+    #[inline]
+    pub(in crate::index) fn ask_for_blocks(&self, place: Place, pin: &Pin) {
+        if let Some(chunk) = self.chunks.get(place.run.0 as usize / CHUNK) {
+            chunk[place.run.0 as usize % CHUNK].prefetch_block(place.offset, pin);
         }
     }
 
@@ -115,11 +133,13 @@ impl Tree {
     }
 
     /// As [`Self::lead_name`]; the table has room.
-    fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let led = self.names.insert_new(self.name_hash(name), place.packed(), |payload| {
+    pub(super) fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
+        let mut names = std::mem::take(&mut self.names);
+        let led = names.insert_new(names.spot(self.name_hash(name)), place.packed(), |payload| {
             let other = Place::unpacked(payload);
             other != place && self.name_is(other, name, pin)
         });
+        self.names = names;
         self.name_count += usize::from(led);
         led
     }
@@ -129,18 +149,18 @@ impl Tree {
     pub(super) fn make_names_room(&mut self, more: usize, pin: &Pin) {
         let count = self.name_count + more;
         if self.names.room() < count {
-            self.resize_names(count + count / 2, pin);
+            self.resize_names(count + count / 3, pin);
         }
     }
 
     /// Runs lie in memory as they are named, so the names are taken from there and not from the old table.
     fn resize_names(&mut self, room: usize, pin: &Pin) {
-        let names = NameTable::with_room_for(room);
+        let mut names = NameTable::with_room_for(room);
         for (id, own) in (0..).map(RunId).zip(&self.own) {
             let Some(own) = own else { continue };
             match self.regular_names(id, pin) {
-                Some(words) => self.add_regular(&names, id, words),
-                None => self.add_irregular(&names, id, own.irregular, pin),
+                Some(words) => self.add_regular(&mut names, id, words),
+                None => self.add_irregular(&mut names, id, own.irregular, pin),
             }
         }
         self.names = names;
@@ -155,7 +175,9 @@ impl Tree {
     pub(super) fn restore_names(&mut self, run: RunId, names: DumpedNames, pin: &Pin) {
         match names {
             DumpedNames::Regular(words) => {
-                self.add_regular(&self.names, run, &words);
+                let mut names = std::mem::take(&mut self.names);
+                self.add_regular(&mut names, run, &words);
+                self.names = names;
                 self.name_count += words.len();
             }
             DumpedNames::Any { names, .. } => {
@@ -170,22 +192,22 @@ impl Tree {
         }
     }
 
-    fn add_regular(&self, names: &NameTable, run: RunId, words: &[u64]) {
+    fn add_regular(&self, names: &mut NameTable, run: RunId, words: &[u64]) {
         let mut place = Place { run, offset: 0 };
-        let hash = |word: &u64| self.tables.hasher.hash_one(word);
-        for_each_ahead(names, words, hash, |hash, _| {
-            names.insert(hash, place.packed());
+        for_each_ahead(names, words, &self.tables.hasher, |names, spot, _| {
+            names.insert(spot, place.packed());
             place.offset += 1;
             true
         });
     }
 
-    fn add_irregular(&self, names: &NameTable, run: RunId, irregular: bool, pin: &Pin) {
+    fn add_irregular(&self, names: &mut NameTable, run: RunId, irregular: bool, pin: &Pin) {
         for offset in 0..self.run(run).len() {
             let place = Place { run, offset };
             let hash = self.hash_at(place, pin);
-            if !irregular || self.names.find(hash, |of| of == place.packed()).is_some() {
-                names.insert(hash, place.packed());
+            let leads = || self.names.find(self.names.spot(hash), |of| of == place.packed()).is_some();
+            if !irregular || leads() {
+                names.insert(names.spot(hash), place.packed());
             }
         }
     }
@@ -217,23 +239,32 @@ impl Tree {
     ) -> u32 {
         // No larger table may be made while names lead to blocks that are not there yet.
         self.make_names_room(names.len(), pin);
-        let names = &names[..names.iter().take_while(|name| self.suits(run, name)).count()];
+        let bytes = self.run(run).has_byte_names();
+        let suits = |name: &&BlockHash| matches!(name, BlockHash::Bytes(_)) == bytes;
+        let names = &names[..names.iter().take_while(suits).count()];
         self.set_names(run, from, names, pin);
-        let mut offset = from;
-        for_each_ahead(
-            &self.names,
-            names,
-            |name| self.name_hash(name),
-            |hash, name| {
-                let new = self.names.insert_new(hash, Place { run, offset }.packed(), |payload| {
-                    self.name_is(Place::unpacked(payload), name, pin)
-                });
-                offset += u32::from(new);
+        let mut place = Place { run, offset: from };
+        let mut table = std::mem::take(&mut self.names);
+        if bytes {
+            for name in names {
+                let is_other = |of| self.name_is(Place::unpacked(of), name, pin);
+                if !table.insert_new(table.spot(self.name_hash(name)), place.packed(), is_other) {
+                    break;
+                }
+                place.offset += 1;
+            }
+        } else {
+            let words = self.run(run).name_words_from(from, names.len(), &self.writer, pin);
+            for_each_ahead(&mut table, words, &self.tables.hasher, |table, spot, word| {
+                let is_other = |of| self.word_is(Place::unpacked(of), word, pin);
+                let new = table.insert_new(spot, place.packed(), is_other);
+                place.offset += u32::from(new);
                 new
-            },
-        );
-        self.name_count += (offset - from) as usize;
-        offset - from
+            });
+        }
+        self.names = table;
+        self.name_count += (place.offset - from) as usize;
+        place.offset - from
     }
 
     fn set_names(&mut self, run: RunId, from: u32, names: &[BlockHash], pin: &Pin) {
@@ -252,59 +283,71 @@ impl Tree {
     pub(super) fn forget_names(&mut self, id: RunId, from: u32, to: u32, pin: &Pin) {
         let mut place = Place { run: id, offset: from };
         let mut led = 0;
+        let mut names = std::mem::take(&mut self.names);
         if let Some(words) = self.regular_names(id, pin) {
-            let hash = |word: &u64| self.tables.hasher.hash_one(word);
-            for_each_ahead(&self.names, &words[from as usize..to as usize], hash, |hash, _| {
-                led += usize::from(self.names.remove(hash, place.packed()));
+            let words = &words[from as usize..to as usize];
+            for_each_ahead(&mut names, words, &self.tables.hasher, |names, spot, _| {
+                led += usize::from(names.remove(spot, place.packed()));
                 place.offset += 1;
                 true
             });
         } else {
             while place.offset < to {
-                led += usize::from(self.names.remove(self.hash_at(place, pin), place.packed()));
+                let spot = names.spot(self.hash_at(place, pin));
+                led += usize::from(names.remove(spot, place.packed()));
                 place.offset += 1;
             }
         }
+        self.names = names;
         self.name_count -= led;
-        if self.names.room() > 64 && self.name_count < self.names.room() / 3 {
-            self.names_are_few = true;
-        }
+        self.names_are_few |= self.has_few_names();
     }
 
     /// Gives back what the table no longer needs; between events, when every run is whole.
     pub(in crate::index) fn shrink_names(&mut self, pin: &Pin) {
-        if std::mem::take(&mut self.names_are_few) && self.name_count < self.names.room() / 3 {
-            self.resize_names(self.name_count + self.name_count / 2, pin);
+        if std::mem::take(&mut self.names_are_few) && self.has_few_names() {
+            self.resize_names(self.name_count + self.name_count / 10, pin);
         }
+    }
+
+    /// Whether a smaller table would do: one that a small table's churn does not make again and again.
+    fn has_few_names(&self) -> bool {
+        self.names.room() > 64 && self.name_count < self.names.room() / 8 * 5
     }
 }
 
-/// Does something with each name's hash while the lines of the next names are on their way; stops where it
+/// Does something with each name where it belongs while the lines of the next names are on their way; stops where it
 /// says `false`.
 #[inline]
-fn for_each_ahead<T>(
-    table: &NameTable,
-    names: &[T],
-    hash: impl Fn(&T) -> u64,
-    mut each: impl FnMut(u64, &T) -> bool,
+fn for_each_ahead(
+    table: &mut NameTable,
+    words: &[u64],
+    hasher: &RandomState,
+    mut each: impl FnMut(&mut NameTable, Spot, u64) -> bool,
 ) {
-    let ask = |group: &[T]| {
-        let mut hashes = [0; AHEAD];
-        for (slot, name) in hashes.iter_mut().zip(group) {
-            *slot = hash(name);
-            table.prefetch(*slot);
+    if let [word] = *words {
+        each(table, table.spot(hasher.hash_one(word)), word);
+        return;
+    }
+    let ask = |table: &NameTable, group: &[u64], spots: &mut [Spot; AHEAD]| {
+        for (spot, word) in spots.iter_mut().zip(group) {
+            *spot = table.ask(hasher.hash_one(word));
         }
-        hashes
     };
-    let mut groups = names.chunks(AHEAD);
-    let Some(mut group) = groups.next() else { return };
-    let mut hashes = ask(group);
-    loop {
-        let next = groups.next().map(|group| (group, ask(group)));
-        if !group.iter().zip(hashes).all(|(name, hash)| each(hash, name)) {
+    let (mut spots, mut next) = ([Spot::default(); AHEAD], [Spot::default(); AHEAD]);
+    let mut groups = words.chunks(AHEAD).peekable();
+    if let Some(first) = groups.peek() {
+        ask(table, first, &mut spots);
+    }
+    while let Some(group) = groups.next() {
+        if let Some(behind) = groups.peek() {
+            ask(table, behind, &mut next);
+        }
+        // One in twenty goes on to a second line: its miss passes while the others are seen to.
+        spots.iter().take(group.len()).for_each(|spot| table.ask_behind(*spot));
+        if !group.iter().zip(&spots).all(|(word, spot)| each(table, *spot, *word)) {
             return;
         }
-        let Some(behind) = next else { return };
-        (group, hashes) = behind;
+        std::mem::swap(&mut spots, &mut next);
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rankwise::block::{Announcements, BlockHash, BlockSize, Isolation, LocalBlockHash, SequenceHash, Tier};
 use rankwise::ids::RankSlot;
 use rankwise::index::{
-    self, Ahead, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
+    self, GroupTag, HybridRule, IndexQuery, Leads, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
 };
 
 use super::{Ask, Contender, DumpCost, HasAsker, Keys, Nanos};
@@ -45,14 +45,15 @@ enum Queued {
 }
 
 impl Queued {
-    /// The names that the event begins with.
-    fn first<'a>(&'a self, names: &'a [BlockHash]) -> impl Iterator<Item = &'a BlockHash> {
-        let (parent, first) = match self {
-            Self::Store { parent, names: of, .. } => (parent.as_ref(), names.get(of.start)),
-            Self::Remove { names: of, .. } => (None, names.get(of.start)),
-            Self::Clear { .. } => (None, None),
-        };
-        parent.into_iter().chain(first)
+    /// The names by which the event finds its place.
+    fn leads<'a>(&'a self, names: &'a [BlockHash]) -> Leads<'a> {
+        match self {
+            Self::Store { parent, names: of, .. } => {
+                Leads { parent: parent.as_ref(), names: &names[of.clone()] }
+            }
+            Self::Remove { names: of, .. } => Leads { parent: None, names: &names[of.clone()] },
+            Self::Clear { .. } => Leads::default(),
+        }
     }
 }
 
@@ -103,13 +104,10 @@ impl Contender for Rankwise {
         cpu::spent(|| {
             for events in queue.events.chunks(EVENTS_PER_SECTION) {
                 let mut section = index.write();
-                for (at, event) in events.iter().enumerate() {
-                    for (ahead, distance) in Ahead::ALL {
-                        if let Some(event) = events.get(at + distance) {
-                            event.first(&queue.names).for_each(|name| section.look_ahead(name, ahead));
-                        }
-                    }
-                    match event {
+                section.apply_each(
+                    events,
+                    |event| event.leads(&queue.names),
+                    |section, event| match event {
                         Queued::Store { rank, parent, names } => {
                             let request = StoreRequest {
                                 tier: Tier::Device,
@@ -130,8 +128,8 @@ impl Contender for Rankwise {
                         Queued::Clear { rank } => {
                             section.clear_rank(ranks[*rank]);
                         }
-                    }
-                }
+                    },
+                );
             }
         })
     }
