@@ -5,7 +5,7 @@ use super::intervals::Reached;
 use super::published::{Pin, local_words, sequence_words};
 use super::rank::Group;
 use super::roster::{Ranks, Roster};
-use super::run::{Hashes, Run};
+use super::run::{BRANCHES, Hashes, Run};
 use super::sight::{Key, Sight};
 use super::tree::{Layer, RunId, Tables};
 use super::{HybridRule, IndexQuery, RankOverlap};
@@ -122,6 +122,11 @@ impl<'a> Attempt<'a> {
             if let Some(next) = through {
                 sight.prefetch(next);
             }
+            let branches = self.branches(sight, query, at, &entered, rest);
+            // Long enough a comparison hides a second miss: that of the header behind the run's end.
+            if let Some(next) = through {
+                sight.prefetch_guess(next);
+            }
             let len = query.common(at, hashes, whole, last);
             if len == 0 {
                 // Two contents with one hash, or what was read does not belong together.
@@ -132,10 +137,35 @@ impl<'a> Attempt<'a> {
             key = match through {
                 _ if at >= total => return Ok(()),
                 Some(next) if len == whole => next,
-                _ => sight.key(self.branching(query, at, &entered, len)),
+                _ => match branches.iter().find(|(behind, _)| *behind == len) {
+                    Some((_, Some(next))) => *next,
+                    _ => sight.key(self.branching(query, at, &entered, len)),
+                },
             };
         }
         Ok(())
+    }
+
+    /// What comes if the prompt leaves the run where others do, asked for ahead: behind how many blocks, and what.
+    #[inline]
+    fn branches(
+        &self,
+        sight: &Sight<'a>,
+        query: &IndexQuery<'_>,
+        at: usize,
+        entered: &Entered<'_>,
+        rest: usize,
+    ) -> [(usize, Option<Key>); BRANCHES] {
+        let Entered { run, len, .. } = *entered;
+        run.kept_branches().map(|(behind, sequence)| {
+            // The run's own end is asked for anyway.
+            let next = (behind > 0 && behind < len && behind < rest)
+                .then(|| sight.key(query.head(Some(sequence), at + behind)));
+            if let Some(next) = next {
+                sight.prefetch(next);
+            }
+            (behind, next)
+        })
     }
 
     /// The sequence hash of the prompt's block at `at`, which leaves the run behind its first `len` blocks.

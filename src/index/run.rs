@@ -32,7 +32,7 @@ const BYTE_NAMES: u64 = 1 << 63;
 
 /// Branching points whose sequence hashes the header keeps: a prompt that leaves the run there needs no
 /// checkpoint, which would be a miss of its own. System prompts have one or two that nearly all traffic takes.
-const BRANCHES: usize = 2;
+pub(super) const BRANCHES: usize = 2;
 
 /// Bits of a branch's offset in its word, one more than a run's length needs: 0 is none.
 const BRANCH_BITS: u32 = 18;
@@ -110,6 +110,17 @@ impl Run {
         let is = |nth: u32| offsets >> (nth * BRANCH_BITS) & BRANCH_MASK == u64::from(offset) + 1;
         let nth = (0..BRANCHES as u32).find(|nth| is(*nth))?;
         Some(SequenceHash(self.branches[nth as usize].load(Relaxed)))
+    }
+
+    /// The branches that the header keeps: the number of blocks up to each, 0 for none, and its sequence hash.
+    pub(super) fn kept_branches(&self) -> [(usize, SequenceHash); BRANCHES] {
+        let offsets = self.branch_offsets.load(Relaxed);
+        std::array::from_fn(|nth| {
+            // 18 bits.
+            #[allow(clippy::cast_possible_truncation)]
+            let behind = (offsets >> (nth as u32 * BRANCH_BITS) & BRANCH_MASK) as usize;
+            (behind, SequenceHash(self.branches[nth].load(Relaxed)))
+        })
     }
 
     /// Keeps the sequence hash of a block that something hangs behind, if there is room.

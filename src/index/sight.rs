@@ -40,6 +40,14 @@ impl<'p> Sight<'p> {
         self.heads.prefetch(key.hash);
     }
 
+    /// Asks for the header of the run that a key seems to lead to. Waits for the line where it is looked up.
+    #[inline]
+    pub(super) fn prefetch_guess(&self, key: Key) {
+        if let Some(run) = self.heads.guess(key.hash).and_then(|payload| self.run(run_of(payload))) {
+            run.prefetch();
+        }
+    }
+
     /// The run with this number; `None` if its chunk is younger than this.
     #[inline]
     pub(super) fn run(&self, id: RunId) -> Option<&'p Run> {
