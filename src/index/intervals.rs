@@ -222,6 +222,8 @@ impl Reaches<'_> {
             *end = if asked { to } else { *end };
         }
         self.rest = &self.rest[seen..];
+        // Of a run that is being changed a rank may be seen twice; it must not be answered twice.
+        reached.ended &= !reached.through;
         reached
     }
 }

@@ -23,6 +23,7 @@
 
 mod ahead;
 mod announcer;
+mod answer;
 mod bulk;
 mod core;
 mod coverage;
@@ -46,6 +47,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 pub use self::ahead::Leads;
+pub use self::answer::RankOverlaps;
 use self::core::Core;
 pub use self::dump::Dump;
 use self::published::{Pin, pin};

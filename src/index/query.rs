@@ -1,6 +1,6 @@
 //! Queries: how far each rank's blocks reach into a prompt.
 
-use super::coverage::bits_of;
+use super::answer::{Answer, RankOverlaps};
 use super::intervals::Reached;
 use super::published::{Pin, local_words, sequence_words};
 use super::rank::Group;
@@ -18,20 +18,18 @@ use crate::ids::RankSlot;
 pub struct Scratch {
     path: Vec<Segment>,
     active: Vec<u64>,
-    /// The answer's first `found` are the answer.
-    answer: Vec<RankOverlap>,
-    found: usize,
+    answer: Answer,
     usable: Vec<bool>,
 }
 
 impl Scratch {
     /// The ranks that hold a prefix of the last query's prompt on any tier, in no particular order.
-    pub fn overlaps(&self) -> &[RankOverlap] {
-        &self.answer[..self.found]
+    pub fn overlaps(&self) -> RankOverlaps<'_> {
+        RankOverlaps { answer: &self.answer }
     }
 
     /// The last query's answer for one rank; a rank that holds nothing is not listed.
-    pub fn overlap(&self, slot: RankSlot) -> Option<&RankOverlap> {
+    pub fn overlap(&self, slot: RankSlot) -> Option<RankOverlap> {
         self.overlaps().iter().find(|overlap| overlap.slot == slot)
     }
 }
@@ -73,7 +71,7 @@ pub(super) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     /// Answers the query as of one moment; `false` if what it read was changed meanwhile.
     pub(super) fn answer(&self, query: &IndexQuery<'_>, scratch: &mut Scratch) -> bool {
-        scratch.found = 0;
+        scratch.answer.clear();
         // Before the walk: an absence counts as of a moment at which every version is known.
         let Some(version) = self.roster.version.begin() else { return false };
         let Some(sight) = Sight::of(self.tables, self.pin) else { return true };
@@ -211,14 +209,11 @@ impl<'a> Attempt<'a> {
         hidden: Option<u32>,
         scratch: &mut Scratch,
     ) -> Result<(), Changed> {
-        let Scratch { path, active, answer, found, .. } = scratch;
-        let words = ranks.present().len();
-        active.resize(words, 0);
-        if answer.len() < words * 64 {
-            answer.resize(words * 64, NO_OVERLAP);
-        }
-        let mut answer = Answer { generations: ranks.generations(), overlaps: answer, found: 0 };
-        active.copy_from_slice(ranks.present());
+        let Scratch { path, active, answer, .. } = scratch;
+        answer.make_room(ranks);
+        // What the others hold is asked for by the general rule.
+        active.resize(ranks.plain().len(), 0);
+        active.copy_from_slice(ranks.plain());
         if let Some(hidden) = hidden
             && let Some(word) = active.get_mut((hidden / 64) as usize)
         {
@@ -249,7 +244,6 @@ impl<'a> Attempt<'a> {
         for (base, active) in (0..).step_by(64).zip(&*active) {
             answer.put_all(base, *active, total);
         }
-        *found = answer.found;
         Ok(())
     }
 
@@ -264,58 +258,16 @@ impl<'a> Attempt<'a> {
         let Some(rank) = ranks.at(index) else { return Ok(()) };
         let Some(groups) = rank.layers.as_deref() else { return Ok(()) };
         let slot = rank.slot;
-        let Scratch { path, answer, found, usable, .. } = scratch;
+        let Scratch { path, answer, usable, .. } = scratch;
         let mut view = View { of: self, index, groups, path, usable, hybrid };
         let device = view.reach(&[Tier::Device])?;
         let host = view.reach(&[Tier::Device, Tier::Host])?;
         let disk = view.reach(&[Tier::Device, Tier::Host, Tier::Disk])?;
         let left_out = view.leaves_groups_out();
-        let known = answer[..*found].iter().position(|overlap| overlap.slot == slot);
-        if disk == 0 {
-            if let Some(at) = known {
-                *found -= 1;
-                answer.swap(at, *found);
-            }
-            return Ok(());
+        if disk > 0 {
+            answer.put_layered(RankOverlap { slot, device, host, disk, left_out });
         }
-        // A rank that was not found by its device blocks has room: there is some for every rank.
-        let at = known.unwrap_or(*found);
-        *found += usize::from(known.is_none());
-        answer[at] = RankOverlap { slot, device, host, disk, left_out };
         Ok(())
-    }
-}
-
-/// What room for an overlap is filled with.
-const NO_OVERLAP: RankOverlap =
-    RankOverlap { slot: RankSlot { index: 0, generation: 0 }, device: 0, host: 0, disk: 0, left_out: false };
-
-/// An answer in the making.
-struct Answer<'s> {
-    generations: &'s [u32],
-    overlaps: &'s mut [RankOverlap],
-    found: usize,
-}
-
-impl Answer<'_> {
-    /// Says how far the device blocks of a word of ranks reach.
-    #[inline]
-    fn put_all(&mut self, base: u32, ranks: u64, reach: u32) {
-        bits_of(ranks).for_each(|bit| self.put(base + bit, reach));
-    }
-
-    /// The same of ranks that reach further than `start`, each for itself.
-    #[inline]
-    fn put_ends(&mut self, base: u32, ranks: u64, start: u32, ends: &[u32; 64]) {
-        bits_of(ranks).for_each(|bit| self.put(base + bit, start + ends[(bit % 64) as usize]));
-    }
-
-    #[inline]
-    fn put(&mut self, index: u32, reach: u32) {
-        let slot = RankSlot { index, generation: self.generations[index as usize] };
-        self.overlaps[self.found] =
-            RankOverlap { slot, device: reach, host: reach, disk: reach, left_out: false };
-        self.found += 1;
     }
 }
 

@@ -47,22 +47,22 @@ pub(super) struct RankView {
 pub(super) struct Ranks {
     by_index: Vec<Option<RankView>>,
     /// Generations by index, 0 where no rank is: what an answer needs of each rank, close together. As many as
-    /// `present` has bits.
-    generations: Vec<u32>,
-    /// The set of ranks.
-    present: Vec<u64>,
+    /// `plain` has bits. Shared with the answers.
+    generations: Arc<[u32]>,
+    /// The set of ranks without layers.
+    plain: Vec<u64>,
     /// Those with layers.
     layered: Vec<u32>,
 }
 
 impl Ranks {
-    /// The set of ranks, by words of 64.
-    pub(super) fn present(&self) -> &[u64] {
-        &self.present
+    /// The set of ranks without layers, by words of 64.
+    pub(super) fn plain(&self) -> &[u64] {
+        &self.plain
     }
 
-    /// Generations by index; at least as many as the set has bits.
-    pub(super) fn generations(&self) -> &[u32] {
+    /// Generations by index, as many as the set has bits.
+    pub(super) fn generations(&self) -> &Arc<[u32]> {
         &self.generations
     }
 
@@ -116,16 +116,21 @@ impl Roster {
         let at = index as usize;
         if ranks.by_index.len() <= at {
             ranks.by_index.resize(at + 1, None);
-            ranks.present.resize(at / 64 + 1, 0);
-            ranks.generations.resize(ranks.present.len() * 64, 0);
+            ranks.plain.resize(at / 64 + 1, 0);
         }
         ranks.layered.retain(|of| *of != index);
         if rank.as_ref().is_some_and(|rank| rank.layers.is_some()) {
             ranks.layered.push(index);
         }
-        ranks.generations[at] = rank.as_ref().map_or(0, |rank| rank.slot.generation);
-        let bit = 1 << (at % 64);
-        ranks.present[at / 64] = ranks.present[at / 64] & !bit | if rank.is_some() { bit } else { 0 };
+        let generation = rank.as_ref().map_or(0, |rank| rank.slot.generation);
+        if ranks.generations.get(at) != Some(&generation) {
+            let mut generations = ranks.generations.to_vec();
+            generations.resize(ranks.plain.len() * 64, 0);
+            generations[at] = generation;
+            ranks.generations = generations.into();
+        }
+        let (word, bit) = (&mut ranks.plain[at / 64], 1 << (at % 64));
+        *word = *word & !bit | if rank.as_ref().is_some_and(|rank| rank.layers.is_none()) { bit } else { 0 };
         ranks.by_index[at] = rank;
         self.ranks.replace(Some(ranks), pin);
     }

@@ -261,7 +261,7 @@ impl Run {
         let at = len as usize;
         let sequence = SequenceHash::extend(Some(self.last()), local);
         view.set_beside(at, [name], writer);
-        if at % CHECKPOINT == 0 {
+        if at.is_multiple_of(CHECKPOINT) {
             view.set_beside(view.capacity() + at / CHECKPOINT, [sequence.0], writer);
         }
         self.last.store(sequence.0, Relaxed);
