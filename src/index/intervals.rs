@@ -208,18 +208,20 @@ impl Reaches<'_> {
         let mut seen = 0;
         for word in self.rest {
             let Interval { rank, from, to } = unpacked(word.load(Relaxed));
+            // By rank, and the words before this one are done with.
             if (rank / 64) as usize > nth {
                 break;
             }
             seen += 1;
+            if from > 0 {
+                continue;
+            }
             // No branch: half of all ranks end here and half do not, in no order.
-            let asked = (rank / 64) as usize == nth && from == 0;
-            let bit = u64::from(asked) << (rank % 64) & wanted;
+            let bit = 1 << (rank % 64) & wanted;
             let through = if to >= len { bit } else { 0 };
             reached.through |= through;
             reached.ended |= bit ^ through;
-            let end = &mut ends[(rank % 64) as usize];
-            *end = if asked { to } else { *end };
+            ends[(rank % 64) as usize] = to;
         }
         self.rest = &self.rest[seen..];
         // Of a run that is being changed a rank may be seen twice; it must not be answered twice.
