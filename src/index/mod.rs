@@ -23,16 +23,19 @@
 
 mod ahead;
 mod announcer;
+mod answer;
 mod bulk;
 mod core;
 mod coverage;
 mod dump;
+mod intervals;
 mod name_table;
 mod published;
 mod query;
 mod rank;
 mod roster;
 mod run;
+mod sight;
 mod sync;
 mod table;
 mod tail;
@@ -44,6 +47,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 pub use self::ahead::Leads;
+pub use self::answer::RankOverlaps;
 use self::core::Core;
 pub use self::dump::Dump;
 use self::published::{Pin, pin};

@@ -8,12 +8,12 @@
 //!
 //! # The argument
 //!
-//! *Reclamation.* Whatever a [`Published`] or a [`Blocks`] ever pointed to is retired through
+//! *Reclamation.* Whatever a [`Published`] or a [`PublishedWords`] ever pointed to is retired through
 //! `crossbeam-epoch`'s default collector: it is destroyed only after every thread that was pinned when the
 //! pointer was replaced has unpinned. References handed out here borrow from a [`Pin`], which is such a pin
 //! of that very collector (the type can be made by [`pin`] alone), so they never outlive what they show.
 //!
-//! *No data race.* All words of a buffer are atomics, written by [`Blocks::append`] alone. Word 0 counts the
+//! *No data race.* All words are atomics. Those of a run's buffer are written by [`Blocks::append`] alone. Word 0 counts the
 //! settled hashes. `append` writes hash `i` with `i` = the count, then raises the count with release order;
 //! the count never falls, so a hash below it is never written again in that buffer. `settled` loads the
 //! count with acquire order, so the writes of what it shows as plain memory happened before. Two appends do
@@ -122,40 +122,105 @@ impl<T> std::fmt::Debug for Published<T> {
     }
 }
 
-/// A buffer of a run's hashes. Word 0 counts the settled ones, word 1 says how many fit, then they come,
-/// then words that are only ever seen as atomics.
 type Words = [MaybeUninit<AtomicU64>];
 
-/// Words before the hashes.
-pub(super) const HEADER: usize = 2;
+/// Words that readers follow and the writer replaces, behind one pointer: a [`Published`] vector has two, and
+/// each is a miss. May be absent.
+#[derive(Default)]
+pub(super) struct PublishedWords(Atomic<Words>);
 
-/// The hashes of a run: a growing array that readers see as plain memory, and words beside it.
-pub(super) struct Blocks(Atomic<Words>);
-
-impl Default for Blocks {
-    fn default() -> Self {
-        Self(Atomic::null())
-    }
-}
-
-impl Blocks {
-    pub(super) fn load<'p>(&self, pin: &'p Pin) -> BlocksView<'p> {
+impl PublishedWords {
+    pub(super) fn load<'p>(&self, pin: &'p Pin) -> Option<&'p [AtomicU64]> {
         let shared = self.0.load(Acquire, &pin.guard);
         // SAFETY: null or from `replace`, and retired through the collector that `pin` pins (module docs).
-        let words = unsafe { shared.as_ref() }.unwrap_or(&[]);
+        let words = unsafe { shared.as_ref() }?;
         // SAFETY: `replace` writes every word, from the first to the last, before it publishes the buffer.
-        BlocksView { words: unsafe { &*(std::ptr::from_ref(words) as *const [AtomicU64]) } }
+        Some(unsafe { &*(std::ptr::from_ref(words) as *const [AtomicU64]) })
     }
 
-    /// Asks for some of the buffer's words, which need not exist.
+    /// Puts `len` new words in place and retires what was there: these pieces, each behind the one before it,
+    /// and zeros where there is none.
+    pub(super) fn replace<'w>(
+        &self,
+        len: usize,
+        pieces: impl IntoIterator<Item = (usize, &'w [u64])>,
+        pin: &Pin,
+    ) {
+        let mut owned = Owned::<Words>::init(len);
+        let mut rest = &mut owned[..];
+        let mut write = |count: usize, values: &[u64]| {
+            let (zeros, behind) = std::mem::take(&mut rest).split_at_mut(count);
+            zeros.iter_mut().for_each(|word| _ = word.write(AtomicU64::new(0)));
+            let (words, behind) = behind.split_at_mut(values.len());
+            words.iter_mut().zip(values).for_each(|(word, value)| _ = word.write(AtomicU64::new(*value)));
+            rest = behind;
+            count + values.len()
+        };
+        let mut written = 0;
+        for (at, words) in pieces {
+            written += write(at - written, words);
+        }
+        write(len - written, &[]);
+        self.put(owned.into_shared(&pin.guard), pin);
+    }
+
+    /// Retires the words.
+    pub(super) fn release(&self, pin: &Pin) {
+        self.put(Shared::null(), pin);
+    }
+
+    fn put(&self, new: Shared<'_, Words>, pin: &Pin) {
+        let old = self.0.swap(new, AcqRel, &pin.guard);
+        if !old.is_null() {
+            // SAFETY: the swap took the only pointer to `old`; pinned readers are waited for.
+            unsafe { pin.guard.defer_destroy(old) };
+            pin.note_retired();
+        }
+    }
+
+    /// Asks for some of the words without waiting for any; they need not exist.
     #[inline]
-    pub(super) fn prefetch<const N: usize>(&self, words: [usize; N], pin: &Pin) {
+    pub(super) fn prefetch(&self, words: impl IntoIterator<Item = usize>, pin: &Pin) {
         /// The collector keeps a buffer's length before its words.
         const LENGTH: usize = size_of::<usize>();
         let start = self.0.load(Relaxed, &pin.guard).into_usize();
         for word in words {
             prefetch_address(start.wrapping_add(LENGTH + word * size_of::<AtomicU64>()));
         }
+    }
+}
+
+impl Drop for PublishedWords {
+    fn drop(&mut self) {
+        let own = std::mem::replace(&mut self.0, Atomic::null());
+        // SAFETY: as in `Published::drop`.
+        drop(unsafe { own.try_into_owned() });
+    }
+}
+
+impl std::fmt::Debug for PublishedWords {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PublishedWords")
+    }
+}
+
+/// Words before the hashes.
+pub(super) const HEADER: usize = 2;
+
+/// The hashes of a run: a growing array that readers see as plain memory, and words beside it. Word 0 counts
+/// the settled ones, word 1 says how many fit, then they come, then words that are only ever seen as atomics.
+#[derive(Default, Debug)]
+pub(super) struct Blocks(PublishedWords);
+
+impl Blocks {
+    pub(super) fn load<'p>(&self, pin: &'p Pin) -> BlocksView<'p> {
+        BlocksView { words: self.0.load(pin).unwrap_or(&[]) }
+    }
+
+    /// Asks for some of the buffer's words, which need not exist.
+    #[inline]
+    pub(super) fn prefetch(&self, words: impl IntoIterator<Item = usize>, pin: &Pin) {
+        self.0.prefetch(words, pin);
     }
 
     /// Puts a new buffer for `hashes` hashes and `beside` other words in place and retires the old one.
@@ -170,50 +235,15 @@ impl Blocks {
         kept: &[(usize, &[u64])],
         pin: &Pin,
     ) {
-        let mut owned = Owned::<Words>::init(HEADER + hashes + beside);
-        let mut rest = &mut owned[..];
-        let mut write = |count: usize, values: &[u64]| {
-            let (zeros, behind) = std::mem::take(&mut rest).split_at_mut(count);
-            zeros.iter_mut().for_each(|word| _ = word.write(AtomicU64::new(0)));
-            let (words, behind) = behind.split_at_mut(values.len());
-            words.iter_mut().zip(values).for_each(|(word, value)| _ = word.write(AtomicU64::new(*value)));
-            rest = behind;
-            count + values.len()
-        };
-        let mut written = write(0, &[settled.min(hashes) as u64, hashes as u64]);
-        for &(at, words) in kept {
-            written += write(HEADER + at - written, words);
-        }
-        write(HEADER + hashes + beside - written, &[]);
-        self.put(owned.into_shared(&pin.guard), pin);
+        let header = [settled.min(hashes) as u64, hashes as u64];
+        let kept = kept.iter().map(|&(at, words)| (HEADER + at, words));
+        let pieces = std::iter::once((0, &header[..])).chain(kept);
+        self.0.replace(HEADER + hashes + beside, pieces, pin);
     }
 
     /// Retires the buffer.
     pub(super) fn release(&self, pin: &Pin) {
-        self.put(Shared::null(), pin);
-    }
-
-    fn put(&self, new: Shared<'_, Words>, pin: &Pin) {
-        let old = self.0.swap(new, AcqRel, &pin.guard);
-        if !old.is_null() {
-            // SAFETY: the swap took the only pointer to `old`; pinned readers are waited for.
-            unsafe { pin.guard.defer_destroy(old) };
-            pin.note_retired();
-        }
-    }
-}
-
-impl Drop for Blocks {
-    fn drop(&mut self) {
-        let own = std::mem::replace(&mut self.0, Atomic::null());
-        // SAFETY: as in `Published::drop`.
-        drop(unsafe { own.try_into_owned() });
-    }
-}
-
-impl std::fmt::Debug for Blocks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Blocks")
+        self.0.release(pin);
     }
 }
 

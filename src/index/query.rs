@@ -1,10 +1,12 @@
 //! Queries: how far each rank's blocks reach into a prompt.
 
-use super::coverage::bits_of;
+use super::answer::{Answer, RankOverlaps};
+use super::intervals::Reached;
 use super::published::{Pin, local_words, sequence_words};
 use super::rank::Group;
 use super::roster::{Ranks, Roster};
-use super::run::{Hashes, INLINE_WORDS, Run};
+use super::run::{BRANCHES, Hashes, Run};
+use super::sight::{Key, Sight};
 use super::tree::{Layer, RunId, Tables};
 use super::{HybridRule, IndexQuery, RankOverlap};
 use crate::block::{AttentionKind, BlockSize, SequenceHash, Tier};
@@ -16,20 +18,19 @@ use crate::ids::RankSlot;
 pub struct Scratch {
     path: Vec<Segment>,
     active: Vec<u64>,
-    still: Vec<u64>,
-    overlaps: Vec<RankOverlap>,
+    answer: Answer,
     usable: Vec<bool>,
 }
 
 impl Scratch {
     /// The ranks that hold a prefix of the last query's prompt on any tier, in no particular order.
-    pub fn overlaps(&self) -> &[RankOverlap] {
-        &self.overlaps
+    pub fn overlaps(&self) -> RankOverlaps<'_> {
+        RankOverlaps { answer: &self.answer }
     }
 
     /// The last query's answer for one rank; a rank that holds nothing is not listed.
-    pub fn overlap(&self, slot: RankSlot) -> Option<&RankOverlap> {
-        self.overlaps.iter().find(|overlap| overlap.slot == slot)
+    pub fn overlap(&self, slot: RankSlot) -> Option<RankOverlap> {
+        self.overlaps().iter().find(|overlap| overlap.slot == slot)
     }
 }
 
@@ -46,7 +47,7 @@ struct Segment {
 }
 
 /// What a query read was changed under it; it must be asked again.
-struct Changed;
+pub(super) struct Changed;
 
 /// A run as a walk enters it.
 #[derive(Clone, Copy)]
@@ -54,6 +55,7 @@ struct Entered<'p> {
     id: RunId,
     run: &'p Run,
     version: u64,
+    len: usize,
     hashes: Hashes<'p>,
     last: SequenceHash,
 }
@@ -66,55 +68,102 @@ pub(super) struct Attempt<'a> {
     pub(super) pin: &'a Pin,
 }
 
-impl Attempt<'_> {
+impl<'a> Attempt<'a> {
     /// Answers the query as of one moment; `false` if what it read was changed meanwhile.
     pub(super) fn answer(&self, query: &IndexQuery<'_>, scratch: &mut Scratch) -> bool {
-        scratch.overlaps.clear();
+        scratch.answer.clear();
+        // Before the walk: an absence counts as of a moment at which every version is known.
         let Some(version) = self.roster.version.begin() else { return false };
-        let Some(ranks) = self.roster.ranks(self.pin) else { return true };
-        let hidden = self.roster.hidden();
-        if self.walk(query, &mut scratch.path).is_err() {
+        let Some(sight) = Sight::of(self.tables, self.pin) else { return true };
+        if self.walk(&sight, query, &mut scratch.path).is_err() {
             return false;
         }
-        let answered = self.device_reach(ranks, hidden, scratch).is_ok()
+        // That the prompt's first block is nowhere was read at one moment and needs nothing else.
+        if scratch.path.is_empty() {
+            return true;
+        }
+        let Some(ranks) = self.roster.ranks(self.pin) else { return true };
+        let hidden = self.roster.hidden();
+        let answered = self.device_reach(&sight, ranks, hidden, scratch).is_ok()
             && ranks
                 .layered()
                 .iter()
                 .filter(|index| Some(**index) != hidden)
                 .all(|index| self.layered_rank(*index, ranks, query.hybrid, scratch).is_ok());
         let unchanged = |segment: &Segment| {
-            self.tables.run(segment.run, self.pin).is_some_and(|run| run.version.unchanged(segment.version))
+            sight.run(segment.run).is_some_and(|run| run.version.unchanged(segment.version))
         };
         answered && scratch.path.iter().all(unchanged) && self.roster.version.unchanged(version)
     }
 
     /// Follows the prompt through the tree for as long as its content is there.
-    fn walk(&self, query: &IndexQuery<'_>, path: &mut Vec<Segment>) -> Result<(), Changed> {
+    fn walk(
+        &self,
+        sight: &Sight<'a>,
+        query: &IndexQuery<'_>,
+        path: &mut Vec<Segment>,
+    ) -> Result<(), Changed> {
         path.clear();
         let total = query.len();
+        if total == 0 {
+            return Ok(());
+        }
         let mut at = 0;
-        let mut first = if total > 0 { query.head(None, 0) } else { return Ok(()) };
-        while let Some(entered) = self.enter(first)? {
-            let Entered { id, version, hashes, last, .. } = entered;
-            let whole = hashes.locals().len();
-            // Most prompts go through to a run's end: ask for what comes then before comparing.
-            let through = (at + whole < total).then(|| query.head(Some(last), at + whole));
+        let mut key = sight.key(query.head(None, 0));
+        while let Some(entered) = self.enter(sight, key)? {
+            let Entered { id, run, version, len: whole, hashes, last } = entered;
+            let rest = total - at;
+            // All of this is on its way while the first of it is compared.
+            run.prefetch_buffers(whole.min(rest), self.pin);
+            // Most prompts go through to a run's end.
+            let through = (whole < rest).then(|| sight.key(query.head(Some(last), at + whole)));
             if let Some(next) = through {
-                self.prefetch_head(next);
+                sight.prefetch(next);
             }
-            let len = query.common(at, hashes, last);
+            let branches = self.branches(sight, query, at, &entered, rest);
+            // Long enough a comparison hides a second miss: that of the header behind the run's end.
+            if let Some(next) = through {
+                sight.prefetch_guess(next);
+            }
+            let len = query.common(at, hashes, whole, last);
             if len == 0 {
-                return Ok(());
+                // Two contents with one hash, or what was read does not belong together.
+                return if run.version.unchanged(version) { Ok(()) } else { Err(Changed) };
             }
             path.push(Segment { run: id, version, len: blocks(len), start: blocks(at) });
             at += len;
-            first = match through {
+            key = match through {
                 _ if at >= total => return Ok(()),
                 Some(next) if len == whole => next,
-                _ => self.branching(query, at, &entered, len)?,
+                _ => match branches.iter().find(|(behind, _)| *behind == len) {
+                    Some((_, Some(next))) => *next,
+                    _ => sight.key(self.branching(query, at, &entered, len)),
+                },
             };
         }
         Ok(())
+    }
+
+    /// What comes if the prompt leaves the run where others do, asked for ahead: behind how many blocks, and what.
+    #[inline]
+    fn branches(
+        &self,
+        sight: &Sight<'a>,
+        query: &IndexQuery<'_>,
+        at: usize,
+        entered: &Entered<'_>,
+        rest: usize,
+    ) -> [(usize, Option<Key>); BRANCHES] {
+        let Entered { run, len, .. } = *entered;
+        run.kept_branches().map(|(behind, sequence)| {
+            // The run's own end is asked for anyway.
+            let next = (behind > 0 && behind < len && behind < rest)
+                .then(|| sight.key(query.head(Some(sequence), at + behind)));
+            if let Some(next) = next {
+                sight.prefetch(next);
+            }
+            (behind, next)
+        })
     }
 
     /// The sequence hash of the prompt's block at `at`, which leaves the run behind its first `len` blocks.
@@ -124,35 +173,28 @@ impl Attempt<'_> {
         at: usize,
         entered: &Entered<'_>,
         len: usize,
-    ) -> Result<SequenceHash, Changed> {
-        let Entered { run, version, hashes, last, .. } = *entered;
+    ) -> SequenceHash {
+        let Entered { run, hashes, last, .. } = *entered;
         if !query.sequences.is_empty() {
-            return Ok(query.head(Some(last), at));
+            return query.head(Some(last), at);
         }
         let before = run.branch(blocks(len - 1)).unwrap_or_else(|| hashes.sequence(len - 1));
-        if run.version.unchanged(version) { Ok(query.head(Some(before), at)) } else { Err(Changed) }
+        query.head(Some(before), at)
     }
 
     /// The run that begins with this content, at a version.
-    fn enter(&self, first: SequenceHash) -> Result<Option<Entered<'_>>, Changed> {
-        let heads = self.tables.heads(self.pin);
-        let Some((id, run)) = self.tables.head(first, self.pin) else {
-            // Between the two a larger table may have taken over what was looked for in the old one.
-            let now = self.tables.heads(self.pin);
-            let same = heads.map(std::ptr::from_ref) == now.map(std::ptr::from_ref);
-            return if same { Ok(None) } else { Err(Changed) };
+    fn enter(&self, sight: &Sight<'a>, key: Key) -> Result<Option<Entered<'a>>, Changed> {
+        let Some((id, run)) = sight.head(key)? else {
+            // Meanwhile a larger table may have taken over what was looked for in the old one.
+            return if sight.is_current(self.pin) { Ok(None) } else { Err(Changed) };
         };
-        run.prefetch_holders();
         let version = run.version.begin().ok_or(Changed)?;
-        let entered = Entered { id, run, version, hashes: run.hashes(self.pin), last: run.last() };
-        let alive = run.first() == first && !entered.hashes.locals().is_empty();
-        if alive && run.version.unchanged(version) { Ok(Some(entered)) } else { Err(Changed) }
-    }
-
-    fn prefetch_head(&self, first: SequenceHash) {
-        if let Some(heads) = self.tables.heads(self.pin) {
-            heads.prefetch(self.tables.head_hash(first));
+        let (len, hashes, last) = (run.len() as usize, run.hashes(self.pin), run.last());
+        // The run was found by its first block before its version was known.
+        if run.first() != key.first || len == 0 {
+            return Err(Changed);
         }
+        Ok(Some(Entered { id, run, version, len, hashes, last }))
     }
 
     fn run(&self, id: RunId) -> Result<&Run, Changed> {
@@ -160,89 +202,49 @@ impl Attempt<'_> {
     }
 
     /// Device reach in the first full-attention group.
-    fn device_reach(&self, ranks: &Ranks, hidden: Option<u32>, scratch: &mut Scratch) -> Result<(), Changed> {
-        let Scratch { path, active, still, overlaps, .. } = scratch;
-        let words = ranks.len().div_ceil(64);
-        active.clear();
-        active.resize(words, 0);
-        still.clear();
-        still.resize(words, 0);
-        overlaps.reserve(ranks.len());
-        let mut end = |index: u32, reach: u32| {
-            if reach > 0
-                && Some(index) != hidden
-                && let Some(slot) = ranks.slot(index)
-            {
-                overlaps.push(RankOverlap { slot, device: reach, host: reach, disk: reach, left_out: false });
-            }
-        };
+    fn device_reach(
+        &self,
+        sight: &Sight<'a>,
+        ranks: &Ranks,
+        hidden: Option<u32>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Changed> {
+        let Scratch { path, active, answer, .. } = scratch;
+        answer.make_room(ranks);
+        // What the others hold is asked for by the general rule.
+        active.resize(ranks.plain().len(), 0);
+        active.copy_from_slice(ranks.plain());
+        if let Some(hidden) = hidden
+            && let Some(word) = active.get_mut((hidden / 64) as usize)
+        {
+            *word &= !(1 << (hidden % 64));
+        }
+        let mut ends = [0; 64];
         let mut total = 0;
-        for (nth, segment) in path.iter().enumerate() {
-            let run = self.run(segment.run)?;
-            let at_root = nth == 0;
-            for (at, (active, still)) in active.iter_mut().zip(&mut *still).enumerate() {
-                let full = run.full_word(at, self.pin);
-                if at_root {
-                    *active = full;
+        for segment in &*path {
+            let run = sight.run(segment.run).ok_or(Changed)?;
+            let mut reaches = run.partial(self.pin).reaches();
+            let mut any = 0;
+            for (nth, (active, base)) in active.iter_mut().zip((0_u32..).step_by(64)).enumerate() {
+                let full = *active & run.full_word(nth, self.pin);
+                let Reached { through, ended } =
+                    reaches.of_word(nth, *active & !full, segment.len, &mut ends);
+                answer.put_ends(base, ended, segment.start, &ends);
+                if segment.start > 0 {
+                    answer.put_all(base, *active & !(full | through | ended), segment.start);
                 }
-                *still = *active & full;
+                *active = full | through;
+                any |= *active;
             }
-            self.partial_reach(run, segment, at_root, active, still, &mut end);
-            for (base, (active, still)) in (0..).step_by(64).zip(active.iter().zip(&*still)) {
-                bits_of(active & !still).for_each(|bit| end(base + bit, segment.start));
-            }
-            std::mem::swap(active, still);
             total = segment.start + segment.len;
-            if active.iter().all(|word| *word == 0) {
-                return Ok(());
+            if any == 0 {
+                break;
             }
         }
         for (base, active) in (0..).step_by(64).zip(&*active) {
-            bits_of(*active).for_each(|bit| end(base + bit, total));
+            answer.put_all(base, *active, total);
         }
         Ok(())
-    }
-
-    /// Ranks that hold a part of the run from its beginning: they go on in `still`, or end here and leave
-    /// `active`.
-    fn partial_reach(
-        &self,
-        run: &Run,
-        segment: &Segment,
-        at_root: bool,
-        active: &mut [u64],
-        still: &mut [u64],
-        end: &mut impl FnMut(u32, u32),
-    ) {
-        let partial = run.partial(self.pin);
-        if let Some(summary) = partial.summary() {
-            let concerned =
-                |at: usize, active: &[u64]| summary.ranks(at) & if at_root { !0 } else { active[at] };
-            if (0..active.len()).all(|at| concerned(at, active) == 0) {
-                return;
-            }
-            if summary.common_reach().is_some_and(|reach| reach >= segment.len) {
-                for at in 0..active.len().min(INLINE_WORDS) {
-                    still[at] |= concerned(at, active);
-                    active[at] |= still[at];
-                }
-                return;
-            }
-        }
-        for held in partial.iter().filter(|held| held.from == 0) {
-            let (at, bit) = ((held.rank / 64) as usize, 1 << (held.rank % 64));
-            // A rank that came after the roster was read is not asked for.
-            if at >= active.len() || (!at_root && active[at] & bit == 0) {
-                continue;
-            }
-            if held.to >= segment.len {
-                active[at] |= bit;
-                still[at] |= bit;
-            } else {
-                active[at] &= !bit;
-                end(held.rank, segment.start + held.to);
-            }
-        }
     }
 
     /// All tiers and groups of one rank, by the general rule.
@@ -256,23 +258,14 @@ impl Attempt<'_> {
         let Some(rank) = ranks.at(index) else { return Ok(()) };
         let Some(groups) = rank.layers.as_deref() else { return Ok(()) };
         let slot = rank.slot;
-        let Scratch { path, overlaps, usable, .. } = scratch;
+        let Scratch { path, answer, usable, .. } = scratch;
         let mut view = View { of: self, index, groups, path, usable, hybrid };
         let device = view.reach(&[Tier::Device])?;
         let host = view.reach(&[Tier::Device, Tier::Host])?;
         let disk = view.reach(&[Tier::Device, Tier::Host, Tier::Disk])?;
         let left_out = view.leaves_groups_out();
-        let known = overlaps.iter().position(|overlap| overlap.slot == slot);
-        if disk == 0 {
-            if let Some(at) = known {
-                overlaps.swap_remove(at);
-            }
-            return Ok(());
-        }
-        let overlap = RankOverlap { slot, device, host, disk, left_out };
-        match known {
-            Some(at) => overlaps[at] = overlap,
-            None => overlaps.push(overlap),
+        if disk > 0 {
+            answer.put_layered(RankOverlap { slot, device, host, disk, left_out });
         }
         Ok(())
     }
@@ -432,13 +425,12 @@ impl IndexQuery<'_> {
         }
     }
 
-    /// How many blocks from `at` on are the run's, whose last block has the sequence hash `last`. With
+    /// How many blocks from `at` on are the run's, which has `whole` with the sequence hash `last` at the end. With
     /// sequence hashes one comparison says so for a prompt that goes through the whole run.
-    fn common(&self, at: usize, hashes: Hashes<'_>, last: SequenceHash) -> usize {
+    fn common(&self, at: usize, hashes: Hashes<'_>, whole: usize, last: SequenceHash) -> usize {
         if self.sequences.is_empty() {
             return common_prefix(local_words(&self.locals[at..]), hashes.locals());
         }
-        let whole = hashes.locals().len();
         let wanted = sequence_words(&self.sequences[at..]);
         if wanted.get(whole - 1) == Some(&last.0) {
             return whole;

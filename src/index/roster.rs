@@ -46,23 +46,24 @@ pub(super) struct RankView {
 #[derive(Clone, Default, Debug)]
 pub(super) struct Ranks {
     by_index: Vec<Option<RankView>>,
-    /// Generations by index, 0 where no rank is: what an answer needs of each rank, close together.
-    generations: Vec<u32>,
+    /// Generations by index, 0 where no rank is: what an answer needs of each rank, close together. As many as
+    /// `plain` has bits. Shared with the answers.
+    generations: Arc<[u32]>,
+    /// The set of ranks without layers.
+    plain: Vec<u64>,
     /// Those with layers.
     layered: Vec<u32>,
 }
 
 impl Ranks {
-    /// One past the highest index.
-    pub(super) fn len(&self) -> usize {
-        self.by_index.len()
+    /// The set of ranks without layers, by words of 64.
+    pub(super) fn plain(&self) -> &[u64] {
+        &self.plain
     }
 
-    /// The slot of the rank at this index.
-    #[inline]
-    pub(super) fn slot(&self, index: u32) -> Option<RankSlot> {
-        let generation = *self.generations.get(index as usize)?;
-        (generation != 0).then_some(RankSlot { index, generation })
+    /// Generations by index, as many as the set has bits.
+    pub(super) fn generations(&self) -> &Arc<[u32]> {
+        &self.generations
     }
 
     pub(super) fn at(&self, index: u32) -> Option<&RankView> {
@@ -115,13 +116,21 @@ impl Roster {
         let at = index as usize;
         if ranks.by_index.len() <= at {
             ranks.by_index.resize(at + 1, None);
-            ranks.generations.resize(at + 1, 0);
+            ranks.plain.resize(at / 64 + 1, 0);
         }
         ranks.layered.retain(|of| *of != index);
         if rank.as_ref().is_some_and(|rank| rank.layers.is_some()) {
             ranks.layered.push(index);
         }
-        ranks.generations[at] = rank.as_ref().map_or(0, |rank| rank.slot.generation);
+        let generation = rank.as_ref().map_or(0, |rank| rank.slot.generation);
+        if ranks.generations.get(at) != Some(&generation) {
+            let mut generations = ranks.generations.to_vec();
+            generations.resize(ranks.plain.len() * 64, 0);
+            generations[at] = generation;
+            ranks.generations = generations.into();
+        }
+        let (word, bit) = (&mut ranks.plain[at / 64], 1 << (at % 64));
+        *word = *word & !bit | if rank.as_ref().is_some_and(|rank| rank.layers.is_none()) { bit } else { 0 };
         ranks.by_index[at] = rank;
         self.ranks.replace(Some(ranks), pin);
     }

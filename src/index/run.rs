@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use smallvec::SmallVec;
 
 use super::coverage::{Coverage, Interval, Melted, around, bits_of, melt, not_in, without};
+use super::intervals::{Intervals, Partial};
 use super::published::{Blocks, BlocksView, HEADER, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
@@ -23,28 +24,19 @@ pub(super) const MAX_RUN: u32 = 1 << 17;
 const CHECKPOINT: usize = 8;
 
 /// Ranks whose full holds are bits of the header; those of further ranks are in [`Ext`].
-const INLINE_RANKS: u32 = 256;
+pub(super) const INLINE_RANKS: u32 = 256;
 pub(super) const INLINE_WORDS: usize = 4;
 
 /// Says in a run's word of branch offsets that its names are byte strings.
 const BYTE_NAMES: u64 = 1 << 63;
 
-/// Intervals in the header; more are spilled.
-const INLINE_INTERVALS: usize = 2;
-
 /// Branching points whose sequence hashes the header keeps: a prompt that leaves the run there needs no
 /// checkpoint, which would be a miss of its own. System prompts have one or two that nearly all traffic takes.
-const BRANCHES: usize = 2;
+pub(super) const BRANCHES: usize = 2;
 
 /// Bits of a branch's offset in its word, one more than a run's length needs: 0 is none.
 const BRANCH_BITS: u32 = 18;
 const BRANCH_MASK: u64 = (1 << BRANCH_BITS) - 1;
-
-/// Words of a spill before its intervals: which ranks have some, the lowest end of those from 0, and whether
-/// these two say it all.
-const SPILL_HEADER: usize = INLINE_WORDS + 2;
-const FLOOR: usize = INLINE_WORDS;
-const VAGUE: usize = INLINE_WORDS + 1;
 
 /// Parts of a run that few have: holds of ranks past the header's bits, and of other tiers and groups.
 #[derive(Clone, Default, Debug)]
@@ -55,25 +47,27 @@ pub(super) struct Ext {
 }
 
 /// Consecutive blocks and who holds them.
+///
+/// The first line is what a walk needs, the second says who holds the run.
 #[derive(Default, Debug)]
 #[repr(C, align(128))]
 pub(super) struct Run {
     pub(super) version: Version,
     blocks: Blocks,
     len: AtomicU32,
-    interval_count: AtomicU32,
+    /// Blocks that fit in the buffer, as it says itself: the writer need not wait for its memory.
+    capacity: AtomicU32,
     first: AtomicU64,
     last: AtomicU64,
-    spill: Published<Box<[AtomicU64]>>,
-    ext: Published<Ext>,
     /// Offsets of the branches, each plus one; the highest bit says that names are byte strings.
     branch_offsets: AtomicU64,
     branches: [AtomicU64; BRANCHES],
     full: [AtomicU64; INLINE_WORDS],
-    inline: [AtomicU64; INLINE_INTERVALS],
-    /// Blocks that fit in the buffer, as it says itself: the writer need not wait for its memory.
-    capacity: AtomicU32,
+    intervals: Intervals,
+    ext: Published<Ext>,
 }
+
+const _: () = assert!(size_of::<Run>() == 128, "a run's header has two lines");
 
 impl Run {
     /// A run whose versions go on from `version`.
@@ -116,6 +110,17 @@ impl Run {
         let is = |nth: u32| offsets >> (nth * BRANCH_BITS) & BRANCH_MASK == u64::from(offset) + 1;
         let nth = (0..BRANCHES as u32).find(|nth| is(*nth))?;
         Some(SequenceHash(self.branches[nth as usize].load(Relaxed)))
+    }
+
+    /// The branches that the header keeps: the number of blocks up to each, 0 for none, and its sequence hash.
+    pub(super) fn kept_branches(&self) -> [(usize, SequenceHash); BRANCHES] {
+        let offsets = self.branch_offsets.load(Relaxed);
+        std::array::from_fn(|nth| {
+            // 18 bits.
+            #[allow(clippy::cast_possible_truncation)]
+            let behind = (offsets >> (nth as u32 * BRANCH_BITS) & BRANCH_MASK) as usize;
+            (behind, SequenceHash(self.branches[nth].load(Relaxed)))
+        })
     }
 
     /// Keeps the sequence hash of a block that something hangs behind, if there is room.
@@ -268,7 +273,7 @@ impl Run {
         let at = len as usize;
         let sequence = SequenceHash::extend(Some(self.last()), local);
         view.set_beside(at, [name], writer);
-        if at % CHECKPOINT == 0 {
+        if at.is_multiple_of(CHECKPOINT) {
             view.set_beside(view.capacity() + at / CHECKPOINT, [sequence.0], writer);
         }
         self.last.store(sequence.0, Relaxed);
@@ -310,9 +315,13 @@ impl Run {
         self.blocks.prefetch(of, pin);
     }
 
-    /// Asks for the line that says who holds the run.
-    pub(super) fn prefetch_holders(&self) {
-        prefetch(&self.full);
+    /// Asks for the local hashes of the first `len` blocks and for the intervals that the header has no room for.
+    #[inline]
+    pub(super) fn prefetch_buffers(&self, len: usize, pin: &Pin) {
+        /// Lines until the hardware has seen a stream, and no more than a core can wait for at once.
+        const LINES: usize = 16;
+        self.blocks.prefetch((0..HEADER + len).step_by(8).take(LINES), pin);
+        self.intervals.prefetch(pin);
     }
 
     /// Word `at` of the set of ranks that hold the whole run.
@@ -382,18 +391,14 @@ impl Run {
 
     /// Whether the rank holds the whole run, and nobody else anything of it in any layer.
     pub(super) fn has_no_other_holder(&self, rank: u32, pin: &Pin) -> bool {
-        self.interval_count.load(Relaxed) == 0
+        self.intervals.is_empty(pin)
             && self.ext(pin).is_none_or(|ext| ext.cold.is_empty())
             && self.is_only_full(rank, pin)
     }
 
     /// Intervals of all ranks that hold part of the run, by rank.
     pub(super) fn partial<'p>(&'p self, pin: &'p Pin) -> Partial<'p> {
-        let spill = self.spill.load(pin).map(|spill| &**spill);
-        let words = spill.map_or(&self.inline[..], |spill| &spill[SPILL_HEADER..]);
-        // A reader may see a count and a spill that do not belong together; its version will say so.
-        let count = (self.interval_count.load(Relaxed) as usize).min(words.len());
-        Partial { words: &words[..count], spill }
+        self.intervals.load(pin)
     }
 
     /// Whether the rank holds this block.
@@ -443,10 +448,10 @@ impl Run {
         let (start, held) = self.partial(pin).range_of(rank);
         let Melted { first, touching, whole, new } = melt(&held, rank, from, to);
         if whole.from == 0 && whole.to == self.len() {
-            self.splice(start, held.len(), &[], rank, pin);
+            self.intervals.splice(start, held.len(), &[], rank, pin);
             self.set_full(rank, true, pin);
         } else {
-            self.splice(start + first, touching, &[whole], rank, pin);
+            self.intervals.splice(start + first, touching, &[whole], rank, pin);
         }
         new
     }
@@ -460,7 +465,7 @@ impl Run {
             held.push(Interval { rank, from: 0, to: self.len() });
         }
         let (left, gone) = without(&held, from, to);
-        self.splice(start, count, &left, rank, pin);
+        self.intervals.splice(start, count, &left, rank, pin);
         gone
     }
 
@@ -475,7 +480,7 @@ impl Run {
         for rank in self.full_ranks(pin).into_iter().filter(|rank| Some(*rank) != by) {
             self.set_full(rank, false, pin);
             let (start, _) = self.partial(pin).range_of(rank);
-            self.splice(start, 0, &[Interval { rank, from: 0, to: old }], rank, pin);
+            self.intervals.splice(start, 0, &[Interval { rank, from: 0, to: old }], rank, pin);
         }
     }
 
@@ -484,69 +489,10 @@ impl Run {
             self.partial(pin).iter().filter(|held| held.from == 0 && held.to == len).collect();
         for held in whole {
             let (start, _) = self.partial(pin).range_of(held.rank);
-            self.splice(start, 1, &[], held.rank, pin);
+            self.intervals.splice(start, 1, &[], held.rank, pin);
             self.set_full(held.rank, true, pin);
         }
         self.change_cold(pin, |coverage| coverage.shrink(len));
-    }
-
-    /// Replaces `count` intervals at `start`, all of them `rank`'s, by others of that rank.
-    fn splice(&self, start: usize, count: usize, with: &[Interval], rank: u32, pin: &Pin) {
-        let old = self.interval_count.load(Relaxed) as usize;
-        let new = old - count + with.len();
-        let mut spill = self.spill.load(pin).map(|spill| &**spill);
-        if new == 0 && spill.is_some() {
-            self.interval_count.store(0, Relaxed);
-            self.spill.replace(None, pin);
-            return;
-        }
-        if new > spill.map_or(INLINE_INTERVALS, |spill| spill.len() - SPILL_HEADER) {
-            self.spill_over(new + new / 2, pin);
-            spill = self.spill.load(pin).map(|spill| &**spill);
-        }
-        let words = spill.map_or(&self.inline[..], |spill| &spill[SPILL_HEADER..]);
-        let tail = start + count..old;
-        if with.len() > count {
-            let by = with.len() - count;
-            tail.rev().for_each(|at| words[at + by].store(words[at].load(Relaxed), Relaxed));
-        } else if with.len() < count {
-            let by = count - with.len();
-            tail.for_each(|at| words[at - by].store(words[at].load(Relaxed), Relaxed));
-        }
-        for (word, interval) in words[start..].iter().zip(with) {
-            word.store(packed(*interval), Relaxed);
-        }
-        // Bounded by ranks times MAX_RUN / 2, and in practice by the ranks.
-        #[allow(clippy::cast_possible_truncation)]
-        self.interval_count.store(new as u32, Relaxed);
-        let Some(spill) = spill else { return };
-        if spill.len() - SPILL_HEADER > 4 * new + 2 * INLINE_INTERVALS {
-            self.shrink_spill(pin);
-        } else {
-            summarise(spill, rank, with, self.partial(pin).of(rank).next().is_some());
-        }
-    }
-
-    /// Churn must not leave behind the buffers of its peaks.
-    fn shrink_spill(&self, pin: &Pin) {
-        let partial = self.partial(pin);
-        if partial.words.len() > INLINE_INTERVALS {
-            return self.spill_over(partial.words.len() * 2, pin);
-        }
-        for (inline, word) in self.inline.iter().zip(partial.words) {
-            inline.store(word.load(Relaxed), Relaxed);
-        }
-        self.spill.replace(None, pin);
-    }
-
-    fn spill_over(&self, room: usize, pin: &Pin) {
-        let words: Box<[AtomicU64]> = (0..SPILL_HEADER + room).map(|_| AtomicU64::new(0)).collect();
-        words[FLOOR].store(u64::MAX, Relaxed);
-        for (at, held) in self.partial(pin).iter().enumerate() {
-            words[SPILL_HEADER + at].store(packed(held), Relaxed);
-            summarise(&words, held.rank, &[held], true);
-        }
-        self.spill.replace(Some(words), pin);
     }
 
     // === other layers ===
@@ -612,11 +558,10 @@ impl Run {
 
     /// Live bytes of the buffers, without the header.
     pub(super) fn bytes(&self, pin: &Pin) -> usize {
-        let spill = self.spill.load(pin).map_or(0, |spill| 16 + size_of_val(&**spill));
         let ext = self.ext(pin).map_or(0, |ext| {
             size_of::<Ext>() + ext.wide.len() * 8 + ext.cold.len() * size_of::<(Layer, Coverage)>()
         });
-        self.blocks.load(pin).bytes() + spill + ext
+        self.blocks.load(pin).bytes() + self.intervals.bytes(pin) + ext
     }
 }
 
@@ -679,100 +624,4 @@ impl<'p> Hashes<'p> {
         }
         at
     }
-}
-
-/// Intervals of a run at one moment, by rank.
-#[derive(Clone, Copy)]
-pub(super) struct Partial<'p> {
-    words: &'p [AtomicU64],
-    spill: Option<&'p [AtomicU64]>,
-}
-
-impl<'p> Partial<'p> {
-    pub(super) fn iter(self) -> impl Iterator<Item = Interval> + 'p {
-        self.words.iter().map(|word| unpacked(word.load(Relaxed)))
-    }
-
-    /// The rank's intervals, in order.
-    pub(super) fn of(self, rank: u32) -> impl Iterator<Item = Interval> + 'p {
-        let start = self.start_of(rank);
-        self.words
-            .get(start..)
-            .unwrap_or(&[])
-            .iter()
-            .map(|word| unpacked(word.load(Relaxed)))
-            .take_while(move |held| held.rank == rank)
-    }
-
-    fn start_of(self, rank: u32) -> usize {
-        let from = packed(Interval { rank, from: 0, to: 0 });
-        if self.words.len() <= 2 * INLINE_INTERVALS {
-            return self.words.iter().take_while(|word| word.load(Relaxed) < from).count();
-        }
-        self.words.partition_point(|word| word.load(Relaxed) < from)
-    }
-
-    fn range_of(self, rank: u32) -> (usize, SmallVec<[Interval; 4]>) {
-        (self.start_of(rank), self.of(rank).collect())
-    }
-
-    /// What is said of all intervals at once, if there are too many for the header.
-    pub(super) fn summary(self) -> Option<Summary<'p>> {
-        self.spill.map(|spill| Summary { words: spill })
-    }
-}
-
-/// What is true of all intervals of a run.
-#[derive(Clone, Copy)]
-pub(super) struct Summary<'p> {
-    words: &'p [AtomicU64],
-}
-
-impl Summary<'_> {
-    /// Ranks that have intervals, by their number modulo 256. May name a rank too many where `exact` is
-    /// false, never one too few.
-    pub(super) fn ranks(self, word: usize) -> u64 {
-        self.words[word % INLINE_WORDS].load(Relaxed)
-    }
-
-    /// All intervals begin at 0 and reach at least this far, and `ranks` names their ranks exactly.
-    pub(super) fn common_reach(self) -> Option<u32> {
-        if self.words[VAGUE].load(Relaxed) != 0 {
-            return None;
-        }
-        Some(u32::try_from(self.words[FLOOR].load(Relaxed)).unwrap_or(u32::MAX))
-    }
-}
-
-/// Keeps a spill's summary true after a rank's intervals changed. What is lost in precision (a floor that
-/// could rise, a hole that was filled) comes back with the next spill.
-fn summarise(spill: &[AtomicU64], rank: u32, with: &[Interval], any_left: bool) {
-    let word = &spill[(rank / 64) as usize % INLINE_WORDS];
-    let bit = 1 << (rank % 64);
-    let vague = rank >= INLINE_RANKS || with.iter().any(|held| held.from > 0);
-    if vague {
-        spill[VAGUE].store(1, Relaxed);
-    }
-    if any_left {
-        word.store(word.load(Relaxed) | bit, Relaxed);
-    } else if spill[VAGUE].load(Relaxed) == 0 {
-        word.store(word.load(Relaxed) & !bit, Relaxed);
-    }
-    for held in with.iter().filter(|held| held.from == 0) {
-        spill[FLOOR].store(spill[FLOOR].load(Relaxed).min(u64::from(held.to)), Relaxed);
-    }
-}
-
-/// Rank, beginning and end of an interval in one word; ordered as they are. 20 bits hold a million ranks, 22
-/// a run of any length.
-fn packed(held: Interval) -> u64 {
-    debug_assert!(held.rank < 1 << 20 && held.to < 1 << 22);
-    u64::from(held.rank) << 44 | u64::from(held.from) << 22 | u64::from(held.to)
-}
-
-// The masks leave what fits.
-#[allow(clippy::cast_possible_truncation)]
-fn unpacked(word: u64) -> Interval {
-    let part = |shift: u32| (word >> shift & 0x3f_ffff) as u32;
-    Interval { rank: (word >> 44) as u32, from: part(22), to: part(0) }
 }

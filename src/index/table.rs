@@ -107,6 +107,14 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
         false
     }
 
+    /// A payload that a search for this hash may find, from the line where it begins.
+    #[inline]
+    pub(super) fn guess(&self, hash: u64) -> Option<u64> {
+        let tag = Self::word(hash, 0);
+        let slots = self.lines[self.home(hash)].slots.iter();
+        slots.map(|slot| slot.load(Relaxed) ^ tag).find(|payload| *payload <= Self::MASK && *payload != 0)
+    }
+
     /// Asks for the line where a search for this hash begins.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64) {

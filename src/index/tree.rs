@@ -66,7 +66,7 @@ impl Layer {
 }
 
 /// Runs per chunk: 64 KiB of headers, so that a small index stays small.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 
 /// First blocks of runs: sequence hash to run.
 pub(super) type Heads = LineTable<28>;
@@ -77,7 +77,7 @@ pub(super) struct Tables {
     chunks: Published<Vec<Arc<[Run]>>>,
     heads: Published<Heads>,
     /// Seeded per process: hashes come from peers.
-    hasher: RandomState,
+    pub(super) hasher: RandomState,
 }
 
 impl Tables {
@@ -85,6 +85,10 @@ impl Tables {
     #[inline]
     pub(super) fn run<'p>(&self, id: RunId, pin: &'p Pin) -> Option<&'p Run> {
         self.chunks.load(pin)?.get(id.0 as usize / CHUNK)?.get(id.0 as usize % CHUNK)
+    }
+
+    pub(super) fn chunks<'p>(&self, pin: &'p Pin) -> Option<&'p [Arc<[Run]>]> {
+        self.chunks.load(pin).map(Vec::as_slice)
     }
 
     pub(super) fn heads<'p>(&self, pin: &'p Pin) -> Option<&'p Heads> {
@@ -115,7 +119,7 @@ fn run_in(chunks: &[Arc<[Run]>], id: RunId) -> &Run {
 
 // A payload of heads has 28 bits.
 #[allow(clippy::cast_possible_truncation)]
-fn run_of(payload: u64) -> RunId {
+pub(super) fn run_of(payload: u64) -> RunId {
     RunId(payload as u32 - 1)
 }
 

@@ -23,11 +23,11 @@ impl Overlaps {
         pool.index.overlap(&query, &mut self.scratch);
         pool.index.tree_sizes(&mut self.tree_sizes);
         self.found.clear();
-        self.found.extend_from_slice(self.scratch.overlaps());
+        self.found.extend(self.scratch.overlaps().iter());
         if let Some(locals) = self.hashes.unlocated() {
             pool.index.overlap(&IndexQuery { locals, sequences: &[], hybrid }, &mut self.unlocated);
-            for other in self.unlocated.overlaps() {
-                merge(&mut self.found, other);
+            for other in self.unlocated.overlaps().iter() {
+                merge(&mut self.found, &other);
             }
         }
         self.found.sort_unstable_by_key(|overlap| overlap.slot.index);
