@@ -94,6 +94,28 @@ impl Intervals {
         }
     }
 
+    /// Puts in an interval of a rank that has none.
+    pub(super) fn put_first(&self, held: Interval, pin: &Pin) {
+        self.splice(self.load(pin).start_of(held.rank), 0, &[held], held.rank, pin);
+    }
+
+    /// Takes `from..to` off the end of the rank's first interval; `false`, and nothing done, if that is not where
+    /// it lies or all that there is.
+    pub(super) fn cut_end(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> bool {
+        let partial = self.load(pin);
+        let Some(word) = partial.words.get(partial.start_of(rank)) else { return false };
+        let held = unpacked(word.load(Relaxed));
+        if held.rank != rank || held.to != to || held.from >= from || from >= to {
+            return false;
+        }
+        let left = Interval { to: from, ..held };
+        word.store(packed(left), Relaxed);
+        if let Some(spill) = partial.spill {
+            summarise(spill, rank, &[left], true);
+        }
+        true
+    }
+
     /// Churn must not leave behind the buffers of its peaks.
     fn shrink(&self, pin: &Pin) {
         let partial = self.load(pin);

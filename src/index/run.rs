@@ -458,6 +458,15 @@ impl Run {
 
     /// Takes `from..to` away; returns how many blocks the rank had of it.
     pub(super) fn release(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> u32 {
+        // Mostly it is the end of what the rank holds.
+        if from > 0 && to == self.len() && self.is_full(rank, pin) {
+            self.set_full(rank, false, pin);
+            self.intervals.put_first(Interval { rank, from: 0, to: from }, pin);
+            return to - from;
+        }
+        if self.intervals.cut_end(rank, from, to, pin) {
+            return to - from;
+        }
         let (start, mut held) = self.partial(pin).range_of(rank);
         let count = held.len();
         if self.is_full(rank, pin) {

@@ -306,13 +306,13 @@ impl Tree {
     /// Gives back what the table no longer needs; between events, when every run is whole.
     pub(in crate::index) fn shrink_names(&mut self, pin: &Pin) {
         if std::mem::take(&mut self.names_are_few) && self.has_few_names() {
-            self.resize_names(self.name_count + self.name_count / 10, pin);
+            self.resize_names(self.name_count + self.name_count / 4, pin);
         }
     }
 
     /// Whether a smaller table would do: one that a small table's churn does not make again and again.
     fn has_few_names(&self) -> bool {
-        self.names.room() > 64 && self.name_count < self.names.room() / 8 * 5
+        self.names.room() > 64 && self.name_count < self.names.room() / 20 * 11
     }
 }
 
