@@ -99,6 +99,25 @@ impl Intervals {
         self.splice(self.load(pin).start_of(held.rank), 0, &[held], held.rank, pin);
     }
 
+    /// Adds `from..to` to the end of the rank's only interval; `false`, and nothing done, if it has others or does
+    /// not end there.
+    pub(super) fn grow_end(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> bool {
+        let partial = self.load(pin);
+        let start = partial.start_of(rank);
+        let Some(word) = partial.words.get(start) else { return false };
+        let held = unpacked(word.load(Relaxed));
+        let next = partial.words.get(start + 1).map(|word| unpacked(word.load(Relaxed)).rank);
+        if held.rank != rank || held.to != from || next == Some(rank) {
+            return false;
+        }
+        let grown = Interval { to, ..held };
+        word.store(packed(grown), Relaxed);
+        if let Some(spill) = partial.spill {
+            summarise(spill, rank, &[grown], true);
+        }
+        true
+    }
+
     /// Takes `from..to` off the end of the rank's first interval; `false`, and nothing done, if that is not where
     /// it lies or all that there is.
     pub(super) fn cut_end(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> bool {

@@ -445,6 +445,10 @@ impl Run {
         if from >= to || self.is_full(rank, pin) {
             return 0;
         }
+        // Mostly it goes on where it ended.
+        if to < self.len() && self.intervals.grow_end(rank, from, to, pin) {
+            return to - from;
+        }
         let (start, held) = self.partial(pin).range_of(rank);
         let Melted { first, touching, whole, new } = melt(&held, rank, from, to);
         if whole.from == 0 && whole.to == self.len() {
