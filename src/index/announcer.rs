@@ -463,6 +463,17 @@ impl Announcer<'_> {
 
     /// One announcement less; `false` if the rank does not hold the name.
     pub(super) fn retract(&mut self, layer: Layer, name: &BlockHash) -> bool {
+        let known = self.take_back(layer, name);
+        // Without its last content the name may mean an older one again, which others wait for.
+        if self.rank.orphans.next_child(name).is_some()
+            && let Some(place) = self.resolve(name)
+        {
+            self.settle(name, place);
+        }
+        known
+    }
+
+    fn take_back(&mut self, layer: Layer, name: &BlockHash) -> bool {
         let key = NameRef { layer, name };
         let Some(announced) = self.rank.explicit.get_mut(&key) else {
             let plain = self.tree.named(name, self.pin).filter(|place| self.holds_plainly(layer, *place));

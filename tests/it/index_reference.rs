@@ -114,6 +114,10 @@ impl LiteralRank {
         match self.announcements.iter().rposition(|of| of.tier == tier && of.name == name) {
             Some(at) => {
                 self.announcements.remove(at);
+                // Without its last content the name may mean an older one again, which others wait for.
+                if let Some(path) = self.resolve(name) {
+                    self.settle(name, &path);
+                }
                 true
             }
             None => false,
@@ -375,6 +379,33 @@ fn prompts() -> Vec<Path> {
 
 fn histories() -> u32 {
     std::env::var("RANKWISE_HISTORIES").ok().and_then(|count| count.parse().ok()).unwrap_or(2_000)
+}
+
+/// I1, I5: a block that waits for a name is placed when the name means a block again because what hid that is
+/// gone. Names are unique here, so what the engine holds has one reading: all six blocks.
+#[test]
+fn what_waits_for_a_hidden_name_is_placed_when_it_shows_again() {
+    let mut world = World::new([false; RANKS]);
+    let path: Path = vec![1, 0, 0, 0, 0, 0];
+    let store = |world: &mut World, from: usize, to: usize| {
+        world.store(0, Tier::Device, &path[..from], &path[from..to], None);
+    };
+    let remove = |world: &mut World, depth: usize| {
+        let name = BlockHash::Int(name_of(0, &[1, 0, 0, 0, 0, 0][..depth]));
+        let removed = world.index.write().remove(world.slots[0], Tier::Device, None, &[name]);
+        assert_eq!(removed.unknown, 0);
+    };
+    store(&mut world, 0, 3);
+    remove(&mut world, 1);
+    store(&mut world, 1, 6);
+    remove(&mut world, 2);
+    store(&mut world, 0, 1);
+    let size = BlockSize::new(BLOCK_SIZE).unwrap();
+    let mut locals = Vec::new();
+    world.hasher.hash_prompt(Isolation::default(), &tokens_of(&path), size, &mut locals);
+    let query = IndexQuery { locals: &locals, sequences: &[], hybrid: HybridRule::Joint };
+    world.reader.overlap(&query, &mut world.scratch);
+    assert_eq!(world.scratch.overlap(world.slots[0]).map(|told| told.device), Some(6));
 }
 
 proptest! {
