@@ -2,9 +2,9 @@
 //!
 //! # What it costs
 //!
-//! About 35 bytes per distinct block: its local hash, its name, an eighth of a sequence hash, 8 to 14 bytes of
+//! About 35 bytes per distinct block: its local hash, its name, an eighth of a sequence hash, 12 to 16 bytes of
 //! table, and its share of a run's 200 bytes; per further rank that holds a run, a bit or an interval. A query
-//! walks the runs on its path: three dependent memory accesses per run, then a comparison of memory. Ranks
+//! walks the runs on its path: two dependent memory accesses per run, with a comparison of memory beside them. Ranks
 //! whose engines hash the same tokens differently pay for their own names: about 100 bytes a block, since the
 //! shared table cannot serve them. So do tiers and further attention groups: each change of a run's copies the
 //! list of its layers.
