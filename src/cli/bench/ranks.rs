@@ -19,6 +19,7 @@ use rankwise::lab::ranks::socket::{Meeting, RankEnded, alone, spawn_rank, take_p
 use serde_json::json;
 use tokio::process::Command;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use self::plan::{CapacityArgs, EngineArgs, Plan};
 use crate::cli::output::{print_json, print_text, table};
@@ -190,6 +191,7 @@ impl Args {
         let (ends, ended) = mpsc::unbounded_channel();
         self.thread(plan, DpRank(0), &meeting, &ends).await?;
         let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut children = JoinSet::new();
         for rank in (1..of).map(DpRank) {
             let planned = plan.rank(rank).await?;
             let mut command = Command::new(&program);
@@ -200,7 +202,7 @@ impl Args {
             command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
             let mut child = command.spawn().context("cannot start a process for a rank")?;
             let ends = ends.clone();
-            tokio::spawn(async move {
+            children.spawn(async move {
                 let how = match child.wait().await {
                     Ok(status) => format!("its process has ended with {status}"),
                     Err(error) => format!("its process is lost: {error}"),
@@ -210,7 +212,10 @@ impl Args {
             });
         }
         let bar = bar();
-        Ok(meeting.coordinate(of, self.limits(), ended, |step| show(&bar, step)).await)
+        let outcome = meeting.coordinate(of, self.limits(), ended, |step| show(&bar, step)).await;
+        // A rank that hangs would outlive us, and keep our standard error open for whoever reads it to its end.
+        children.shutdown().await;
+        Ok(outcome)
     }
 
     /// One rank, whose coordinator is elsewhere.
