@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::announcer::{Announcer, Plan};
-use super::published::{Pin, SoleWriter, pin};
+use super::published::{Limbo, Pin, SoleWriter, pin};
 use super::rank::{Content, Rank};
 use super::roster::{RankView, Roster};
 use super::tree::{Layer, Place, Tree};
@@ -24,6 +24,7 @@ pub(super) struct Core {
     ranks: Vec<RankEntry>,
     hasher: LocalHasher,
     locals: Vec<u64>,
+    limbo: Limbo,
     /// Pieces of memory retired since the last collection.
     retired: usize,
     /// Sections since then.
@@ -45,6 +46,7 @@ impl Core {
             ranks: Vec::new(),
             hasher: LocalHasher::default(),
             locals: Vec::new(),
+            limbo: Limbo::default(),
             retired: 0,
             sections: 0,
         }
@@ -112,7 +114,7 @@ impl Core {
         }
         self.note_layers(slot.index, &pin);
         self.roster.hide(None);
-        self.retired += pin.retired();
+        self.note_retired(&pin);
         true
     }
 
@@ -177,7 +179,12 @@ impl Core {
         if noted {
             self.roster.version.close();
         }
+        self.note_retired(pin);
+    }
+
+    fn note_retired(&mut self, pin: &Pin) {
         self.retired += pin.retired();
+        self.limbo.take_in(pin);
     }
 
     /// Ends a write section: how many collections it is worth. One takes some five hundred pieces, and none is
@@ -187,11 +194,13 @@ impl Core {
         /// what little there is waits for so many sections.
         const ENOUGH: usize = 64;
         const SECTIONS: u32 = 64;
+        self.limbo.free();
         self.sections += 1;
         if self.retired < ENOUGH && self.sections < SECTIONS {
             return 0;
         }
         self.sections = 0;
+        self.limbo.close_batch(&pin());
         1 + std::mem::take(&mut self.retired) / 256
     }
 
