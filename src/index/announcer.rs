@@ -465,7 +465,8 @@ impl Announcer<'_> {
     pub(super) fn retract(&mut self, layer: Layer, name: &BlockHash) -> bool {
         let known = self.take_back(layer, name);
         // Without its last content the name may mean an older one again, which others wait for.
-        if self.rank.orphans.next_child(name).is_some()
+        if known
+            && self.rank.orphans.next_child(name).is_some()
             && let Some(place) = self.resolve(name)
         {
             self.settle(name, place);
