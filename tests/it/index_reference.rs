@@ -408,6 +408,30 @@ fn what_waits_for_a_hidden_name_is_placed_when_it_shows_again() {
     assert_eq!(world.scratch.overlap(world.slots[0]).map(|told| told.device), Some(6));
 }
 
+/// I1, I5: a removal of a name that the rank does not hold there places nothing, though the name may mean a block
+/// by another tier and others wait for it.
+#[test]
+fn a_removal_of_nothing_places_nothing() {
+    let store = |tier, base: &[u8], symbols: &[u8], wrong_parent| {
+        let (base, symbols) = (base.to_vec(), symbols.to_vec());
+        Step::Store { rank: 3, tier, base, symbols, wrong_parent }
+    };
+    let remove = |tier, pick, stray| Step::Remove { rank: 3, tier, picks: vec![pick], stray };
+    let mut world = World::new([false; RANKS]);
+    for step in [
+        store(2, &[], &[1, 0, 1], None),
+        store(3, &[0], &[0, 1], None),
+        remove(0, 0, Some(2)),
+        store(0, &[1, 0], &[1, 1, 1], Some(6)),
+        store(0, &[], &[0], Some(6)),
+        remove(2, 44, None),
+        remove(0, 21, None),
+    ] {
+        world.step(&step);
+        world.check(&prompts());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: histories(), failure_persistence: None, ..ProptestConfig::default() })]
 
