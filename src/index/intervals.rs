@@ -7,7 +7,10 @@ use smallvec::SmallVec;
 
 use super::coverage::Interval;
 use super::published::{Pin, PublishedWords};
-use super::run::{INLINE_RANKS, INLINE_WORDS};
+
+/// Ranks of which a run's header and a spill's summary have a bit each, and the words that these take.
+pub(super) const INLINE_RANKS: u32 = 256;
+pub(super) const INLINE_WORDS: usize = 4;
 
 /// Intervals in the header; more are spilled.
 const INLINE: usize = 2;
@@ -102,35 +105,29 @@ impl Intervals {
     /// Adds `from..to` to the end of the rank's only interval; `false`, and nothing done, if it has others or does
     /// not end there.
     pub(super) fn grow_end(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> bool {
-        let partial = self.load(pin);
-        let start = partial.start_of(rank);
-        let Some(word) = partial.words.get(start) else { return false };
-        let held = unpacked(word.load(Relaxed));
-        let next = partial.words.get(start + 1).map(|word| unpacked(word.load(Relaxed)).rank);
-        if held.rank != rank || held.to != from || next == Some(rank) {
-            return false;
-        }
-        let grown = Interval { to, ..held };
-        word.store(packed(grown), Relaxed);
-        if let Some(spill) = partial.spill {
-            summarise(spill, rank, &[grown], true);
-        }
-        true
+        self.move_end(rank, pin, |held, is_only| (held.to == from && is_only).then_some(to))
     }
 
     /// Takes `from..to` off the end of the rank's first interval; `false`, and nothing done, if that is not where
     /// it lies or all that there is.
     pub(super) fn cut_end(&self, rank: u32, from: u32, to: u32, pin: &Pin) -> bool {
+        self.move_end(rank, pin, |held, _| (held.to == to && held.from < from && from < to).then_some(from))
+    }
+
+    /// Moves the end of the rank's first interval where `end` says, which is told whether it is the only one.
+    fn move_end(&self, rank: u32, pin: &Pin, end: impl FnOnce(Interval, bool) -> Option<u32>) -> bool {
         let partial = self.load(pin);
-        let Some(word) = partial.words.get(partial.start_of(rank)) else { return false };
-        let held = unpacked(word.load(Relaxed));
-        if held.rank != rank || held.to != to || held.from >= from || from >= to {
-            return false;
-        }
-        let left = Interval { to: from, ..held };
-        word.store(packed(left), Relaxed);
+        let start = partial.start_of(rank);
+        let its = |at: usize| {
+            let word = partial.words.get(at)?;
+            Some((word, unpacked(word.load(Relaxed)))).filter(|(_, held)| held.rank == rank)
+        };
+        let Some((word, held)) = its(start) else { return false };
+        let Some(to) = end(held, its(start + 1).is_none()) else { return false };
+        let moved = Interval { to, ..held };
+        word.store(packed(moved), Relaxed);
         if let Some(spill) = partial.spill {
-            summarise(spill, rank, &[left], true);
+            summarise(spill, rank, &[moved], true);
         }
         true
     }

@@ -15,11 +15,11 @@
 //! are kept in a [`Limbo`] for as long: a function deferred after they were unlinked says that they are due. An
 //! index's limbo goes with its core, which every reader holds.
 //!
-//! *No data race.* All words are atomics. Those of a run's buffer are written by [`Blocks::append`] alone. Word 0 counts the
-//! settled hashes. `append` writes hash `i` with `i` = the count, then raises the count with release order;
-//! the count never falls, so a hash below it is never written again in that buffer. `settled` loads the
-//! count with acquire order, so the writes of what it shows as plain memory happened before. Two appends do
-//! not overlap: they take the index's [`SoleWriter`] by `&mut`, and a buffer belongs to one index.
+//! *No data race.* All words are atomics. The hashes of a run's buffer are written by [`BlocksView::append`] alone.
+//! Word 0 counts the settled ones. `append` writes hash `i` with `i` = the count, then raises the count with
+//! release order; the count never falls, so a hash below it is never written again in that buffer. `settled`
+//! loads the count with acquire order, so the writes of what it shows as plain memory happened before. Two
+//! appends do not overlap: they take the index's [`SoleWriter`] by `&mut`, and a buffer belongs to one index.
 //!
 //! *Words beside the hashes* are written by `set_beside` under the same `&mut`, so the writer may see them as
 //! plain memory while it holds its right by `&`; readers see them as atomics alone.

@@ -6,7 +6,7 @@ use super::published::{Pin, local_words, sequence_words};
 use super::rank::Group;
 use super::roster::{Ranks, Roster};
 use super::run::{BRANCHES, Hashes, Run};
-use super::sight::{Key, Sight};
+use super::sight::{Changed, Key, Sight};
 use super::tree::{Layer, RunId, Tables};
 use super::{HybridRule, IndexQuery, RankOverlap};
 use crate::block::{AttentionKind, BlockSize, SequenceHash, Tier};
@@ -45,9 +45,6 @@ struct Segment {
     /// Blocks of the prompt before the run.
     start: u32,
 }
-
-/// What a query read was changed under it; it must be asked again.
-pub(super) struct Changed;
 
 /// A run as a walk enters it.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use smallvec::SmallVec;
 
 use super::coverage::{Coverage, Interval, Melted, around, bits_of, melt, not_in, without};
-use super::intervals::{Intervals, Partial};
+use super::intervals::{INLINE_RANKS, INLINE_WORDS, Intervals, Partial};
 use super::published::{Blocks, BlocksView, HEADER, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
@@ -22,10 +22,6 @@ pub(super) const MAX_RUN: u32 = 1 << 17;
 /// Every eighth block's sequence hash is kept, the others follow from it: at most seven steps of 5 ns where a
 /// prompt leaves a run in its middle, for one byte a block instead of eight.
 const CHECKPOINT: usize = 8;
-
-/// Ranks whose full holds are bits of the header; those of further ranks are in [`Ext`].
-pub(super) const INLINE_RANKS: u32 = 256;
-pub(super) const INLINE_WORDS: usize = 4;
 
 /// Says in a run's word of branch offsets that its names are byte strings.
 const BYTE_NAMES: u64 = 1 << 63;
@@ -169,7 +165,7 @@ impl Run {
 
     /// Names of all blocks, if they are numbers.
     pub(super) fn name_words<'w>(&self, writer: &'w SoleWriter, pin: &'w Pin) -> &'w [u64] {
-        &self.blocks.load(pin).all_beside(writer)[..self.len() as usize]
+        self.name_words_from(0, self.len() as usize, writer, pin)
     }
 
     /// Names of blocks that are or will be, if they are numbers.
@@ -257,28 +253,6 @@ impl Run {
             self.last.store(last, Relaxed);
         }
         self.len.store(unseen.len, Relaxed);
-    }
-
-    /// Whether one more block fits in the buffer as it is.
-    pub(super) fn has_room(&self, pin: &Pin) -> bool {
-        let view = self.blocks.load(pin);
-        // Hashes past the run's end were cut off, and a reader may still be comparing them.
-        view.count() == self.len() as usize && view.count() < view.capacity()
-    }
-
-    /// Appends a block to a run that has some and has room.
-    pub(super) fn push(&self, name: u64, local: LocalBlockHash, writer: &mut SoleWriter, pin: &Pin) {
-        let view = self.blocks.load(pin);
-        let len = self.len();
-        let at = len as usize;
-        let sequence = SequenceHash::extend(Some(self.last()), local);
-        view.set_beside(at, [name], writer);
-        if at.is_multiple_of(CHECKPOINT) {
-            view.set_beside(view.capacity() + at / CHECKPOINT, [sequence.0], writer);
-        }
-        self.last.store(sequence.0, Relaxed);
-        view.append(&[local.0], writer);
-        self.len.store(len + 1, Relaxed);
     }
 
     /// Cuts the run to `len` blocks, beyond which nobody holds anything, and gives room back.
@@ -391,9 +365,7 @@ impl Run {
 
     /// Whether the rank holds the whole run, and nobody else anything of it in any layer.
     pub(super) fn has_no_other_holder(&self, rank: u32, pin: &Pin) -> bool {
-        self.intervals.is_empty(pin)
-            && self.ext(pin).is_none_or(|ext| ext.cold.is_empty())
-            && self.is_only_full(rank, pin)
+        self.intervals.is_empty(pin) && !self.has_cold(pin) && self.is_only_full(rank, pin)
     }
 
     /// Intervals of all ranks that hold part of the run, by rank.
@@ -514,6 +486,11 @@ impl Run {
         self.ext.load(pin)
     }
 
+    /// Whether anything is held in a layer other than the hot one.
+    pub(super) fn has_cold(&self, pin: &Pin) -> bool {
+        self.ext(pin).is_some_and(|ext| !ext.cold.is_empty())
+    }
+
     /// Who holds what in a layer other than the hot one.
     pub(super) fn cold<'p>(&self, layer: Layer, pin: &'p Pin) -> Option<&'p Coverage> {
         let cold = &self.ext(pin)?.cold;
@@ -539,7 +516,7 @@ impl Run {
 
     /// Changes the coverage of every layer but the hot one.
     pub(super) fn change_cold(&self, pin: &Pin, change: impl FnMut(&mut Coverage)) {
-        if self.ext(pin).is_none_or(|ext| ext.cold.is_empty()) {
+        if !self.has_cold(pin) {
             return;
         }
         let mut change = change;

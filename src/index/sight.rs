@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::published::Pin;
-use super::query::Changed;
 use super::run::Run;
-use super::tree::{CHUNK, Heads, RunId, Tables, run_of};
+use super::tree::{Heads, RunId, Tables, run_at, run_of};
 use crate::block::SequenceHash;
+
+/// What a query read was changed under it; it must be asked again.
+pub(super) struct Changed;
 
 /// Content that a walk looks for: the first block of a run.
 #[derive(Clone, Copy)]
@@ -51,7 +53,7 @@ impl<'p> Sight<'p> {
     /// The run with this number; `None` if its chunk is younger than this.
     #[inline]
     pub(super) fn run(&self, id: RunId) -> Option<&'p Run> {
-        self.chunks.get(id.0 as usize / CHUNK)?.get(id.0 as usize % CHUNK)
+        run_at(self.chunks, id)
     }
 
     /// A run that begins with this content, at this moment.

@@ -20,15 +20,17 @@ struct Line {
     passed: AtomicU64,
 }
 
-/// A table whose payloads have `PAYLOAD` bits and are never 0.
+/// Bits of a payload, which is never 0.
+const PAYLOAD: u32 = 28;
+const MASK: u64 = (1 << PAYLOAD) - 1;
+
+/// A table of payloads of 28 bits.
 #[derive(Debug)]
-pub(super) struct LineTable<const PAYLOAD: u32> {
+pub(super) struct LineTable {
     lines: Box<[Line]>,
 }
 
-impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
-    const MASK: u64 = (1 << PAYLOAD) - 1;
-
+impl LineTable {
     /// An empty table with room for this many entries.
     pub(super) fn with_room_for(entries: usize) -> Self {
         // 7 of 8 slots in use on average leave searches at 1.1 lines.
@@ -58,7 +60,7 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
             for slot in &line.slots {
                 // Of an entry with this tag, only the payload is left.
                 let payload = slot.load(Acquire) ^ tag;
-                if payload <= Self::MASK && payload != 0 && leads_to_key(payload) {
+                if payload <= MASK && payload != 0 && leads_to_key(payload) {
                     return Some(payload);
                 }
             }
@@ -73,7 +75,7 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
     /// Puts an entry in. The writer's; the caller keeps the number of entries below [`Self::room`].
     #[inline]
     pub(super) fn insert(&self, hash: u64, payload: u64) {
-        debug_assert!(payload != 0 && payload <= Self::MASK);
+        debug_assert!(payload != 0 && payload <= MASK);
         let mut at = self.home(hash);
         for _ in 0..self.lines.len() {
             let line = &self.lines[at];
@@ -112,7 +114,7 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
     pub(super) fn guess(&self, hash: u64) -> Option<u64> {
         let tag = Self::word(hash, 0);
         let slots = self.lines[self.home(hash)].slots.iter();
-        slots.map(|slot| slot.load(Relaxed) ^ tag).find(|payload| *payload <= Self::MASK && *payload != 0)
+        slots.map(|slot| slot.load(Relaxed) ^ tag).find(|payload| *payload <= MASK && *payload != 0)
     }
 
     /// Asks for the line where a search for this hash begins.
@@ -126,7 +128,7 @@ impl<const PAYLOAD: u32> LineTable<PAYLOAD> {
         self.lines
             .iter()
             .flat_map(|line| &line.slots)
-            .map(|slot| slot.load(Relaxed) & Self::MASK)
+            .map(|slot| slot.load(Relaxed) & MASK)
             .filter(|payload| *payload != 0)
     }
 
@@ -167,7 +169,7 @@ mod tests {
         /// I7, I8: a table with few lines and colliding hashes equals a map, and comes back to empty.
         #[test]
         fn a_table_equals_a_map(steps in prop::collection::vec((any::<bool>(), 0_u64..60), 1..300)) {
-            let table = LineTable::<46>::with_room_for(60);
+            let table = LineTable::with_room_for(60);
             let hash = |key: u64| (key % 7) << 61 | key;
             let mut map = HashMap::new();
             for (insert, key) in steps {

@@ -6,20 +6,16 @@
 use super::announcer::Announcer;
 use super::tree::{Layer, RunId};
 use super::{StoreRequest, StoreTokens};
-use crate::block::BlockHash;
 
 impl Announcer<'_> {
     /// Appends the only block of a store; `false`, and nothing done, if it is not that plain a case.
     pub(super) fn append_to_tail(&mut self, request: &StoreRequest<'_>, layer: Layer) -> bool {
-        let ([BlockHash::Int(name)], Some(parent @ BlockHash::Int(_))) = (request.names, request.parent)
-        else {
-            return false;
-        };
+        let ([name], Some(parent)) = (request.names, request.parent) else { return false };
         if layer != Layer::HOT || !self.is_plain() {
             return false;
         }
         let Some(tail) = self.tree.named(parent, self.pin) else { return false };
-        if !self.tree.is_free_tail(tail, self.index, self.pin) {
+        if !self.tree.may_append(tail, layer, self.index, self.pin) {
             return false;
         }
         let local = match request.tokens {
@@ -30,7 +26,7 @@ impl Announcer<'_> {
             }
             StoreTokens::Locals(_) | StoreTokens::Unusable => return false,
         };
-        let pushed = self.tree.push(tail, *name, local, self.pin);
+        let pushed = self.tree.push(tail, name, local, layer, self.index, self.pin);
         if pushed {
             self.count(layer, 1);
         }

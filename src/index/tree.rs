@@ -66,10 +66,10 @@ impl Layer {
 }
 
 /// Runs per chunk: 64 KiB of headers, so that a small index stays small.
-pub(super) const CHUNK: usize = 512;
+const CHUNK: usize = 512;
 
 /// First blocks of runs: sequence hash to run.
-pub(super) type Heads = LineTable<28>;
+pub(super) type Heads = LineTable;
 
 /// What readers follow.
 #[derive(Default, Debug)]
@@ -84,7 +84,7 @@ impl Tables {
     /// The run with this number; `None` once its chunk is gone.
     #[inline]
     pub(super) fn run<'p>(&self, id: RunId, pin: &'p Pin) -> Option<&'p Run> {
-        self.chunks.load(pin)?.get(id.0 as usize / CHUNK)?.get(id.0 as usize % CHUNK)
+        run_at(self.chunks(pin)?, id)
     }
 
     pub(super) fn chunks<'p>(&self, pin: &'p Pin) -> Option<&'p [Arc<[Run]>]> {
@@ -111,6 +111,12 @@ impl Tables {
         });
         found
     }
+}
+
+/// The run with this number; `None` once its chunk is gone, or before it is there.
+#[inline]
+pub(super) fn run_at(chunks: &[Arc<[Run]>], id: RunId) -> Option<&Run> {
+    chunks.get(id.0 as usize / CHUNK)?.get(id.0 as usize % CHUNK)
 }
 
 fn run_in(chunks: &[Arc<[Run]>], id: RunId) -> &Run {
@@ -308,8 +314,8 @@ impl Tree {
 
     fn close_versions(&mut self) {
         while let Some(id) = self.open.pop() {
-            if let Some(chunk) = self.chunks.get(id.0 as usize / CHUNK) {
-                chunk[id.0 as usize % CHUNK].version.close();
+            if let Some(run) = run_at(&self.chunks, id) {
+                run.version.close();
             }
         }
     }
@@ -446,19 +452,13 @@ impl Tree {
         if let Some(known) = self.child(parent, local, pin) {
             return Extended::Known(known);
         }
-        self.make_names_room(1, pin);
         if let (Some(parent), Some(name), Some((layer, rank))) = (parent, name, appender)
             && self.may_append(parent, layer, rank, pin)
-            && self.own(parent.run).suits(Some(name))
-            && self.named(name, pin).is_none()
+            && self.push(parent, name, local, layer, rank, pin)
         {
-            let place = Place { run: parent.run, offset: parent.offset + 1 };
-            self.make_room(place.run, 1, pin);
-            self.set_name(place, name, pin);
-            self.append(place.run, None, &[local.0], layer, rank, pin);
-            self.lead_name(place, Some(name), pin);
-            return Extended::Appended(place);
+            return Extended::Appended(Place { run: parent.run, offset: parent.offset + 1 });
         }
+        self.make_names_room(1, pin);
         let before = parent.map(|place| self.sequence(place, pin));
         let id = self.new_run(parent, isolation, name, 1, pin);
         let place = Place { run: id, offset: 0 };
@@ -490,28 +490,26 @@ impl Tree {
         self.own(place.run).children.binary_search_by_key(&place.offset, |(at, _)| *at).is_ok()
     }
 
-    /// Whether this is the last block of a run that the rank alone holds, with nothing behind it, and one more
-    /// fits as it is.
-    pub(super) fn is_free_tail(&self, place: Place, rank: u32, pin: &Pin) -> bool {
-        let (run, own) = (self.run(place.run), self.own(place.run));
-        place.offset + 1 == run.len()
-            && run.len() < MAX_RUN
-            && own.byte_names.is_none()
-            && own.children.last().is_none_or(|(offset, _)| *offset < place.offset)
-            && run.has_no_other_holder(rank, pin)
-            && run.has_room(pin)
-            && self.name_count < self.names.room()
-    }
-
-    /// Appends a block behind a free tail, unless its name leads elsewhere already.
-    pub(super) fn push(&mut self, tail: Place, name: u64, local: LocalBlockHash, pin: &Pin) -> bool {
+    /// Appends a block where that may be done; `false`, and nothing done, if its name leads elsewhere already or is
+    /// not of the run's kind.
+    pub(super) fn push(
+        &mut self,
+        tail: Place,
+        name: &BlockHash,
+        local: LocalBlockHash,
+        layer: Layer,
+        rank: u32,
+        pin: &Pin,
+    ) -> bool {
         let place = Place { run: tail.run, offset: tail.offset + 1 };
-        if !self.lead_new_name(place, &BlockHash::Int(name), pin) {
+        // No larger table may be made while names lead to blocks that are not there yet.
+        self.make_names_room(1, pin);
+        if !self.suits(tail.run, name) || !self.lead_new_name(place, name, pin) {
             return false;
         }
-        self.change(tail.run);
-        run_in(&self.chunks, tail.run).push(name, local, &mut self.writer, pin);
-        self.blocks += 1;
+        self.make_room(tail.run, 1, pin);
+        self.set_name(place, name, pin);
+        self.append(tail.run, None, &[local.0], layer, rank, pin);
         true
     }
 
@@ -556,7 +554,7 @@ impl Tree {
         if layer != Layer::HOT {
             run.grow_past(old, None, pin);
         }
-        if run.ext(pin).is_some_and(|ext| !ext.cold.is_empty()) {
+        if run.has_cold(pin) {
             let by = |of: Layer| (of == layer).then_some(rank);
             run.grow_cold(old, run.len(), by, pin);
         }

@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 
 use foldhash::fast::RandomState;
 
-use super::{CHUNK, Place, RunId, Tree, run_in};
+use super::{Place, RunId, Tree, run_at, run_in};
 use crate::block::BlockHash;
 use crate::index::dump::DumpedNames;
 use crate::index::name_table::{NameTable, Spot};
@@ -90,8 +90,8 @@ impl Tree {
     /// Asks for the block at a place, which need not be there any more, and for the one behind it.
     #[inline]
     pub(in crate::index) fn ask_for_blocks(&self, place: Place, pin: &Pin) {
-        if let Some(chunk) = self.chunks.get(place.run.0 as usize / CHUNK) {
-            chunk[place.run.0 as usize % CHUNK].prefetch_block(place.offset, pin);
+        if let Some(run) = run_at(&self.chunks, place.run) {
+            run.prefetch_block(place.offset, pin);
         }
     }
 
@@ -132,14 +132,23 @@ impl Tree {
         leads
     }
 
+    /// Changes the table by what the rest of the tree says.
+    #[inline]
+    fn with_names<T>(&mut self, change: impl FnOnce(&Self, &mut NameTable) -> T) -> T {
+        let mut names = std::mem::take(&mut self.names);
+        let changed = change(self, &mut names);
+        self.names = names;
+        changed
+    }
+
     /// As [`Self::lead_name`]; the table has room.
     pub(super) fn lead_new_name(&mut self, place: Place, name: &BlockHash, pin: &Pin) -> bool {
-        let mut names = std::mem::take(&mut self.names);
-        let led = names.insert_new(names.spot(self.name_hash(name)), place.packed(), |payload| {
-            let other = Place::unpacked(payload);
-            other != place && self.name_is(other, name, pin)
+        let led = self.with_names(|tree, names| {
+            names.insert_new(names.spot(tree.name_hash(name)), place.packed(), |payload| {
+                let other = Place::unpacked(payload);
+                other != place && tree.name_is(other, name, pin)
+            })
         });
-        self.names = names;
         self.name_count += usize::from(led);
         led
     }
@@ -175,9 +184,7 @@ impl Tree {
     pub(super) fn restore_names(&mut self, run: RunId, names: DumpedNames, pin: &Pin) {
         match names {
             DumpedNames::Regular(words) => {
-                let mut names = std::mem::take(&mut self.names);
-                self.add_regular(&mut names, run, &words);
-                self.names = names;
+                self.with_names(|tree, names| tree.add_regular(names, run, &words));
                 self.name_count += words.len();
             }
             DumpedNames::Any { names, .. } => {
@@ -243,26 +250,24 @@ impl Tree {
         let suits = |name: &&BlockHash| matches!(name, BlockHash::Bytes(_)) == bytes;
         let names = &names[..names.iter().take_while(suits).count()];
         self.set_names(run, from, names, pin);
-        let mut place = Place { run, offset: from };
-        let mut table = std::mem::take(&mut self.names);
         if bytes {
-            for name in names {
-                let is_other = |of| self.name_is(Place::unpacked(of), name, pin);
-                if !table.insert_new(table.spot(self.name_hash(name)), place.packed(), is_other) {
-                    break;
-                }
-                place.offset += 1;
-            }
-        } else {
-            let words = self.run(run).name_words_from(from, names.len(), &self.writer, pin);
-            for_each_ahead(&mut table, words, &self.tables.hasher, |table, spot, word| {
-                let is_other = |of| self.word_is(Place::unpacked(of), word, pin);
+            let places = (from..).map(|offset| Place { run, offset });
+            let led =
+                places.zip(names).take_while(|(place, name)| self.lead_new_name(*place, name, pin)).count();
+            // Bounded by MAX_RUN.
+            #[allow(clippy::cast_possible_truncation)]
+            return led as u32;
+        }
+        let mut place = Place { run, offset: from };
+        self.with_names(|tree, table| {
+            let words = tree.run(run).name_words_from(from, names.len(), &tree.writer, pin);
+            for_each_ahead(table, words, &tree.tables.hasher, |table, spot, word| {
+                let is_other = |of| tree.word_is(Place::unpacked(of), word, pin);
                 let new = table.insert_new(spot, place.packed(), is_other);
                 place.offset += u32::from(new);
                 new
             });
-        }
-        self.names = table;
+        });
         self.name_count += (place.offset - from) as usize;
         place.offset - from
     }
@@ -283,22 +288,22 @@ impl Tree {
     pub(super) fn forget_names(&mut self, id: RunId, from: u32, to: u32, pin: &Pin) {
         let mut place = Place { run: id, offset: from };
         let mut led = 0;
-        let mut names = std::mem::take(&mut self.names);
-        if let Some(words) = self.regular_names(id, pin) {
-            let words = &words[from as usize..to as usize];
-            for_each_ahead(&mut names, words, &self.tables.hasher, |names, spot, _| {
-                led += usize::from(names.remove(spot, place.packed()));
-                place.offset += 1;
-                true
-            });
-        } else {
+        self.with_names(|tree, names| {
+            if let Some(words) = tree.regular_names(id, pin) {
+                let words = &words[from as usize..to as usize];
+                for_each_ahead(names, words, &tree.tables.hasher, |names, spot, _| {
+                    led += usize::from(names.remove(spot, place.packed()));
+                    place.offset += 1;
+                    true
+                });
+                return;
+            }
             while place.offset < to {
-                let spot = names.spot(self.hash_at(place, pin));
+                let spot = names.spot(tree.hash_at(place, pin));
                 led += usize::from(names.remove(spot, place.packed()));
                 place.offset += 1;
             }
-        }
-        self.names = names;
+        });
         self.name_count -= led;
         self.names_are_few |= self.has_few_names();
     }
