@@ -28,4 +28,4 @@ pub use names::NameTable;
 pub use pool::{Pool, PoolKey};
 pub use ranks::Ranks;
 pub use roster::{Change, Fleet, Pin, RankPlan};
-pub use spec::{Balance, EngineStyle, EventsFrom, IdForm, Role, WorkerSpec};
+pub use spec::{Balance, ClearScope, EngineStyle, EventsFrom, IdForm, Role, ScoreTiers, WorkerSpec};

@@ -1,6 +1,7 @@
 //! Everything that a worker can declare.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 
 use super::capacity::{CapacitySpec, DpMode};
 use super::endpoint::{Endpoint, Endpoints};
@@ -48,6 +49,18 @@ pub struct WorkerSpec {
     pub max_num_batched_tokens: Option<u64>,
     /// Marks that a request must tolerate or may prefer.
     pub taints: BTreeSet<String>,
+    /// Adapters that it serves: their names may be asked as models (requirement A3).
+    pub adapters: BTreeSet<String>,
+    /// Whether its events carry token pairs (SGLang EAGLE/MTP); `None` leaves it to the stream, which says so
+    /// itself. A declaration that differs is a named reason (requirement I11).
+    pub is_eagle: Option<bool>,
+    /// Blocks of one host chunk, where a connector announces a chunk under names of which only the last can be
+    /// loaded (requirement I9). `None`: every name is a block of its own.
+    pub host_chunk_blocks: Option<NonZeroU32>,
+    /// What a clear that names no medium empties.
+    pub clear_scope: ClearScope,
+    /// The lower tiers that are scored; the device always is.
+    pub score_tiers: ScoreTiers,
 }
 
 impl WorkerSpec {
@@ -70,6 +83,11 @@ impl WorkerSpec {
             max_running_requests: None,
             max_num_batched_tokens: None,
             taints: BTreeSet::new(),
+            adapters: BTreeSet::new(),
+            is_eagle: None,
+            host_chunk_blocks: None,
+            clear_scope: ClearScope::default(),
+            score_tiers: ScoreTiers::default(),
         }
     }
 
@@ -101,6 +119,31 @@ impl WorkerSpec {
     /// worker's settings go.
     pub(crate) fn counts_like(&self, other: &Self) -> bool {
         self.announcements == other.announcements
+    }
+}
+
+/// What a clear that names no medium empties (requirement I6).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum ClearScope {
+    /// Every tier.
+    #[default]
+    All,
+    /// The device tier: for engines whose reset leaves a connector's tiers as they are.
+    Device,
+}
+
+/// Which lower tiers are scored. One that never announces removals had better not be (requirement I6).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScoreTiers {
+    /// Blocks in host memory.
+    pub host: bool,
+    /// Blocks on disk and beyond.
+    pub disk: bool,
+}
+
+impl Default for ScoreTiers {
+    fn default() -> Self {
+        Self { host: true, disk: true }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::fleet::{Change, DeclareError, Endpoint, Fleet, PoolKey, RankPlan, Wor
 use crate::ids::{EventSeq, Moment, RankKey, SourceId, WorkerId};
 use crate::index::{self, PrefixIndex, WriteSection};
 use crate::load::LoadConfig;
-use crate::trust::Trust;
+use crate::trust::Reasons;
 
 /// How streams are treated. The defaults suit engines as they are shipped.
 #[derive(Clone, Debug)]
@@ -387,10 +387,10 @@ impl Indexer {
             max_replay_attempts: self.config.max_replay_attempts,
             silence_grace: self.config.silence_grace,
         };
-        let trust = if plan.publishes { Trust::Joining } else { Trust::Unknown };
-        let status = Arc::new(RankStatus::new(trust));
+        let status = Arc::new(RankStatus::new(Reasons::NONE));
         let sequencer = Sequencer::new(order, now);
         let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer);
+        stream.publish();
         self.deadlines.set(source, stream.sequencer.next_deadline());
         self.streams.insert(source, stream);
         self.sources.insert(plan.rank.clone(), source);

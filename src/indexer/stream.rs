@@ -15,7 +15,7 @@ use crate::events::{
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
 use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, WriteSection};
-use crate::trust::Trust;
+use crate::trust::{MayErr, Reason, Reasons, Trust};
 
 /// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
 const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
@@ -179,9 +179,18 @@ impl Stream {
         self.counters.unknown_removals += removed.unknown;
     }
 
-    /// What may be believed of the rank; one that publishes nothing cannot be known.
-    pub(super) fn trust(&self) -> Trust {
-        if self.plan.publishes { self.sequencer.trust() } else { Trust::Unknown }
+    /// What stands against believing the rank's view.
+    fn reasons(&self) -> Reasons {
+        let reason = match self.sequencer.trust() {
+            _ if !self.plan.publishes => Reason::PublishesNothing,
+            Trust::Joining => Reason::HistoryPending,
+            Trust::Repairing => Reason::ReplayPending,
+            Trust::Silent => Reason::NoConnection,
+            Trust::Partial(MayErr::Miss) => Reason::JoinedLate,
+            Trust::Partial(MayErr::Overcredit) => Reason::LostBatches,
+            Trust::Live | Trust::Unknown => return Reasons::NONE,
+        };
+        Reasons::from_iter([reason])
     }
 
     /// Lets readers see what has changed.
@@ -194,7 +203,7 @@ impl Stream {
             held_bytes: self.sequencer.held_bytes() as u64,
             content: self.counters,
         };
-        self.status.publish(self.trust(), self.sequencer.last_heard(), report);
+        self.status.publish(self.reasons(), self.sequencer.last_heard(), report);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use crate::fleet::{Capacity, Fleet, PoolKey, RankPlan, WorkerSpec};
 use crate::ids::{EventSeq, Moment, RankSlot, SourceId, WorkerId};
 use crate::index;
 use crate::load::{LoadConfig, LoadTable};
-use crate::trust::Trust;
+use crate::trust::{Reasons, Trust};
 
 /// The reader's handle on everything: cheap to clone, shared by all threads that route.
 #[derive(Clone, Debug)]
@@ -172,20 +172,30 @@ pub struct RankView {
 /// pages.
 #[derive(Debug)]
 pub struct RankStatus {
-    trust: AtomicU32,
+    /// The bits of [`Reasons`].
+    reasons: AtomicU64,
     /// Microseconds of the last message plus one; 0 is never.
     last_heard: AtomicU64,
     report: Mutex<RankReport>,
 }
 
 impl RankStatus {
-    pub(super) fn new(trust: Trust) -> Self {
-        Self { trust: AtomicU32::new(trust.code()), last_heard: AtomicU64::new(0), report: Mutex::default() }
+    pub(super) fn new(reasons: Reasons) -> Self {
+        Self {
+            reasons: AtomicU64::new(reasons.bits()),
+            last_heard: AtomicU64::new(0),
+            report: Mutex::default(),
+        }
     }
 
     /// How far the rank's view can be believed.
     pub fn trust(&self) -> Trust {
-        Trust::from_code(self.trust.load(Ordering::Relaxed))
+        self.reasons().trust()
+    }
+
+    /// Why it cannot be believed further.
+    pub fn reasons(&self) -> Reasons {
+        Reasons::from_bits(self.reasons.load(Ordering::Relaxed))
     }
 
     /// When the rank was last heard, on the clock that drives the indexer.
@@ -198,8 +208,8 @@ impl RankStatus {
         *self.report.lock()
     }
 
-    pub(super) fn publish(&self, trust: Trust, last_heard: Option<Moment>, report: RankReport) {
-        self.trust.store(trust.code(), Ordering::Relaxed);
+    pub(super) fn publish(&self, reasons: Reasons, last_heard: Option<Moment>, report: RankReport) {
+        self.reasons.store(reasons.bits(), Ordering::Relaxed);
         self.last_heard.store(last_heard.map_or(0, |at| at.0.saturating_add(1)), Ordering::Relaxed);
         *self.report.lock() = report;
     }
