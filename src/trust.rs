@@ -270,6 +270,43 @@ impl Reasons {
     }
 }
 
+/// How often each reason was given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ReasonCounts([u32; Reason::ALL.len()]);
+
+impl Default for ReasonCounts {
+    fn default() -> Self {
+        Self([0; Reason::ALL.len()])
+    }
+}
+
+impl ReasonCounts {
+    /// Counts `times` more occasions.
+    pub fn add(&mut self, reason: Reason, times: u32) {
+        let count = &mut self.0[reason as usize];
+        *count = count.saturating_add(times);
+    }
+
+    /// How often it was given.
+    pub fn get(&self, reason: Reason) -> u32 {
+        self.0[reason as usize]
+    }
+
+    /// Adds another rank's counts.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.0.iter_mut().zip(other.0) {
+            *count = count.saturating_add(more);
+        }
+    }
+}
+
+impl fmt::Debug for ReasonCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let given = Reason::ALL.iter().filter(|&&reason| self.get(reason) > 0);
+        f.debug_map().entries(given.map(|&reason| (reason.name(), self.get(reason)))).finish()
+    }
+}
+
 fn worse(a: Trust, b: Trust) -> Trust {
     match (a, b) {
         (Trust::Partial(a), Trust::Partial(b)) => Trust::Partial(a.max(b)),

@@ -534,6 +534,7 @@ impl Stream {
                 Step::Apply(batch) => self.apply(&batch, limits, section, &mut batch_buffers),
                 Step::Clear => {
                     section.clear_rank(self.slot);
+                    self.lift_content_reasons();
                 }
                 Step::AskReplay { request, from } => {
                     if let Some(endpoint) = self.plan.replay.clone() {

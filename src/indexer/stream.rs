@@ -15,7 +15,7 @@ use crate::events::{
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
 use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, WriteSection};
-use crate::trust::{MayErr, Reason, Reasons, Trust};
+use crate::trust::{MayErr, Reason, ReasonCounts, Reasons, Trust};
 
 /// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
 const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
@@ -41,6 +41,9 @@ pub(super) struct Stream {
     pub(super) sequencer: Sequencer,
     connected: bool,
     counters: ContentCounters,
+    /// What the content of batches gave reason to doubt since the rank was last known to be empty.
+    content_reasons: Reasons,
+    given: ReasonCounts,
 }
 
 /// Buffers that outlive a message.
@@ -59,7 +62,38 @@ impl Stream {
         status: Arc<RankStatus>,
         sequencer: Sequencer,
     ) -> Self {
-        Self { plan, pool, slot, status, sequencer, connected: false, counters: ContentCounters::default() }
+        Self {
+            plan,
+            pool,
+            slot,
+            status,
+            sequencer,
+            connected: false,
+            counters: ContentCounters::default(),
+            content_reasons: Reasons::NONE,
+            given: ReasonCounts::default(),
+        }
+    }
+
+    /// Something of a batch could not be applied. Said once per rank and reason, and counted.
+    fn give(&mut self, reason: Reason, times: u32) {
+        self.given.add(reason, times);
+        if self.content_reasons.insert(reason) {
+            let rank = &self.plan.rank;
+            tracing::warn!(
+                worker = %rank.worker,
+                dp_rank = rank.dp_rank.0,
+                reason = reason.name(),
+                times = self.given.get(reason),
+                "{rank}: the view can no longer be believed to the letter: {}",
+                reason.name(),
+            );
+        }
+    }
+
+    /// The rank is empty, or its process is another: what was lost before no longer matters.
+    pub(super) fn lift_content_reasons(&mut self) {
+        self.content_reasons = self.content_reasons.without(Reasons::lifted_by_clear());
     }
 
     pub(super) fn on_connected(&mut self, now: Moment, steps: &mut Vec<Step>) {
@@ -120,7 +154,7 @@ impl Stream {
         let BatchBuffers { decoded, keys } = batch_buffer;
         if decode_batch_fast(&batch.payload, limits, decoded).is_err() {
             self.counters.malformed_messages += 1;
-            return;
+            return self.give(Reason::Undecodable, 1);
         }
         if decoded.dp_rank.is_some_and(|rank| rank != i64::from(self.plan.rank.dp_rank.0)) {
             self.counters.rank_mismatch += 1;
@@ -133,6 +167,7 @@ impl Stream {
                 section.clear_rank(self.slot);
                 self.counters.clears += 1;
                 self.sequencer.on_cleared(batch.seq);
+                self.lift_content_reasons();
             }
         });
     }
@@ -181,16 +216,16 @@ impl Stream {
 
     /// What stands against believing the rank's view.
     fn reasons(&self) -> Reasons {
-        let reason = match self.sequencer.trust() {
-            _ if !self.plan.publishes => Reason::PublishesNothing,
-            Trust::Joining => Reason::HistoryPending,
-            Trust::Repairing => Reason::ReplayPending,
-            Trust::Silent => Reason::NoConnection,
-            Trust::Partial(MayErr::Miss) => Reason::JoinedLate,
-            Trust::Partial(MayErr::Overcredit) => Reason::LostBatches,
-            Trust::Live | Trust::Unknown => return Reasons::NONE,
+        let order = match self.sequencer.trust() {
+            _ if !self.plan.publishes => Some(Reason::PublishesNothing),
+            Trust::Joining => Some(Reason::HistoryPending),
+            Trust::Repairing => Some(Reason::ReplayPending),
+            Trust::Silent => Some(Reason::NoConnection),
+            Trust::Partial(MayErr::Miss) => Some(Reason::JoinedLate),
+            Trust::Partial(MayErr::Overcredit) => Some(Reason::LostBatches),
+            Trust::Live | Trust::Unknown => None,
         };
-        Reasons::from_iter([reason])
+        order.into_iter().collect::<Reasons>().union(self.content_reasons)
     }
 
     /// Lets readers see what has changed.
@@ -202,6 +237,7 @@ impl Stream {
             held_batches: self.sequencer.held_batches() as u64,
             held_bytes: self.sequencer.held_bytes() as u64,
             content: self.counters,
+            given: self.given,
         };
         self.status.publish(self.reasons(), self.sequencer.last_heard(), report);
     }

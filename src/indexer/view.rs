@@ -14,7 +14,7 @@ use crate::fleet::{Capacity, Fleet, PoolKey, RankPlan, WorkerSpec};
 use crate::ids::{EventSeq, Moment, RankSlot, SourceId, WorkerId};
 use crate::index;
 use crate::load::{LoadConfig, LoadTable};
-use crate::trust::{Reasons, Trust};
+use crate::trust::{ReasonCounts, Reasons, Trust};
 
 /// The reader's handle on everything: cheap to clone, shared by all threads that route.
 #[derive(Clone, Debug)]
@@ -230,6 +230,8 @@ pub struct RankReport {
     pub held_bytes: u64,
     /// Everything below the order.
     pub content: ContentCounters,
+    /// How often each reason was given, since the rank was declared.
+    pub given: ReasonCounts,
 }
 
 impl RankReport {
@@ -239,6 +241,7 @@ impl RankReport {
         self.held_batches += other.held_batches;
         self.held_bytes += other.held_bytes;
         self.content.add(&other.content);
+        self.given.merge(&other.given);
     }
 }
 
