@@ -477,7 +477,7 @@ fn blocks_of(payload: &[u8]) -> usize {
     let blocks = batch.events.iter().map(|event| match event {
         KvEvent::Stored(stored) => stored.block_hashes.len(),
         KvEvent::Removed(removed) => removed.block_hashes.len(),
-        KvEvent::Cleared => 0,
+        KvEvent::Cleared(_) => 0,
     });
     blocks.sum()
 }

@@ -246,13 +246,13 @@ impl LocalHasher {
 /// Where a copy of a block lies.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Tier {
-    /// Accelerator memory: `GPU`, or no medium named.
+    /// Accelerator memory: `GPU`, `DEVICE`, or no medium named.
     Device,
-    /// Host memory: `CPU`, `CPU_PINNED`.
+    /// Host memory: `CPU`, `CPU_PINNED`, `CPU_TIER1`, `HOST`, `HOST_PINNED`.
     Host,
-    /// Storage: `STORAGE`, `DISK`, `EXTERNAL`.
+    /// Storage and what lies beyond: `CPU_TIER2`, `NVME`, `FS`, `OBJ`, `STORAGE`, `DISK`, `EXTERNAL`, `SHARED`.
     Disk,
-    /// A medium that we do not know: counted and shown, never scored.
+    /// A medium that we do not know, or that is not the rank's own: counted and shown, never scored.
     Other,
 }
 
@@ -260,14 +260,27 @@ impl Tier {
     /// All tiers, nearest first.
     pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Disk, Self::Other];
 
-    /// The tier of an engine's medium name; no name is the device.
+    /// The tier of an engine's medium name, read without regard to case; no name is the device.
     pub fn from_medium(medium: Option<&str>) -> Self {
-        match medium {
-            None | Some("GPU") => Self::Device,
-            Some("CPU" | "CPU_PINNED") => Self::Host,
-            Some("STORAGE" | "DISK" | "EXTERNAL") => Self::Disk,
-            Some(_) => Self::Other,
+        let Some(medium) = medium else { return Self::Device };
+        let is = |name: &&str| medium.eq_ignore_ascii_case(name);
+        if medium.is_empty() || ["GPU", "DEVICE"].iter().any(|name| is(name)) {
+            Self::Device
+        } else if ["CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED"].iter().any(|name| is(name)) {
+            Self::Host
+        } else if ["CPU_TIER2", "NVME", "FS", "OBJ", "STORAGE", "DISK", "EXTERNAL", "SHARED"]
+            .iter()
+            .any(|name| is(name))
+        {
+            Self::Disk
+        } else {
+            Self::Other
         }
+    }
+
+    /// The tier of this name, as [`Tier::name`] gives it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tier| tier.name() == name)
     }
 
     /// The tier's name in answers and metrics.
@@ -278,6 +291,28 @@ impl Tier {
             Self::Disk => "disk",
             Self::Other => "other",
         }
+    }
+}
+
+/// Names of media beyond those that [`Tier::from_medium`] knows, for connectors with names of their own.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MediumMap {
+    /// Few: looked through name by name.
+    further: Vec<(Box<str>, Tier)>,
+}
+
+impl MediumMap {
+    /// Lets `medium` name `tier`, without regard to case; also where it names another one by itself.
+    pub fn insert(&mut self, medium: &str, tier: Tier) {
+        self.further.retain(|(name, _)| !name.eq_ignore_ascii_case(medium));
+        self.further.push((medium.into(), tier));
+    }
+
+    /// The tier of an engine's medium name; no name is the device.
+    pub fn tier(&self, medium: Option<&str>) -> Tier {
+        let further =
+            self.further.iter().find(|(name, _)| medium.is_some_and(|m| name.eq_ignore_ascii_case(m)));
+        further.map_or_else(|| Tier::from_medium(medium), |(_, tier)| *tier)
     }
 }
 

@@ -142,7 +142,7 @@ fn read_events(cursor: &mut Cursor<'_>, limits: &Limits, into: &mut EventBatch) 
     let mut reader = EventReader { cursor, limits, spare: Spare::default(), fields: Fields::default() };
     for _ in 0..len {
         reader.spare.refill(into.events.get_mut(written));
-        match reader.event()?.and_then(|()| reader.fields.finish(&mut names)) {
+        match reader.event()?.and_then(|()| reader.fields.finish(&mut names, limits)) {
             Ok(event) => {
                 match into.events.get_mut(written) {
                     Some(place) => *place = event,
@@ -175,7 +175,7 @@ impl Spare {
                 }
             }
             Some(KvEvent::Removed(removed)) => keep(&mut self.hashes, &mut removed.block_hashes),
-            Some(KvEvent::Cleared) | None => {}
+            Some(KvEvent::Cleared(_)) | None => {}
         }
     }
 }

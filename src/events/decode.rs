@@ -275,7 +275,7 @@ impl<'de> Shape<'de> for Events<'_, '_> {
         let mut skipped = SkipCounts::default();
         let mut names = limits.names;
         while let Some(fields) = list.next_element_seed(As(Event { limits, lifetime: PhantomData }))? {
-            match fields.and_then(|mut fields| fields.finish(&mut names)) {
+            match fields.and_then(|mut fields| fields.finish(&mut names, limits)) {
                 Ok(event) => events.push(event),
                 Err(reason) => skipped.add(reason),
             }

@@ -22,8 +22,8 @@ pub enum KvEvent {
     Stored(BlockStored),
     /// Blocks were evicted.
     Removed(BlockRemoved),
-    /// The rank's whole cache was emptied.
-    Cleared,
+    /// The rank's whole cache was emptied, or one tier of it where the event names a medium.
+    Cleared(Option<Tier>),
 }
 
 /// Blocks that form a chain were cached.

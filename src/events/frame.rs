@@ -2,7 +2,8 @@
 //!
 //! A live message is exactly `topic, seq, payload`. A replay answer is read from its end, because engines
 //! differ in what they put before: vLLM from 0.26 and SGLang from 0.5.22 send `"", topic, seq, payload`,
-//! earlier ones `"", seq, payload`; some transports hand over the empty delimiter and some do not.
+//! earlier ones `"", seq, payload`; some transports hand over the empty delimiter and some do not. Both
+//! framings, with and without it, are read here and nowhere else.
 
 use bytes::Bytes;
 
@@ -30,6 +31,9 @@ pub struct LiveMessage {
 pub enum ReplayMessage {
     /// A batch that was published before.
     Batch {
+        /// The topic, if the framing has one. Three frames whose first is empty are read as the older framing
+        /// behind its delimiter.
+        topic: Option<Bytes>,
         /// Its number, never the end mark.
         seq: EventSeq,
         /// The msgpack payload.
@@ -52,9 +56,6 @@ pub enum FrameError {
     /// A live message with the number that only ends a replay.
     #[error("live message with the end mark for a number")]
     EndMarkLive,
-    /// A replay's end mark with a payload.
-    #[error("end mark with a payload of {0} bytes")]
-    EndMarkWithPayload(usize),
     /// A replay answer of four frames whose first is not empty.
     #[error("replay answer with a delimiter of {0} bytes")]
     Delimiter(usize),
@@ -67,7 +68,6 @@ impl FrameError {
             Self::FrameCount(_) => "frame_count",
             Self::SeqLength(_) => "seq_length",
             Self::EndMarkLive => "end_mark_live",
-            Self::EndMarkWithPayload(_) => "end_mark_with_payload",
             Self::Delimiter(_) => "delimiter",
         }
     }
@@ -89,26 +89,38 @@ pub fn parse_live(frames: &[Bytes]) -> Result<LiveMessage, FrameError> {
 
 /// Reads one answer of a replay endpoint, with or without the empty delimiter and with or without a topic.
 ///
-/// The end is the number 2^64-1 with an empty payload, or an empty frame alone.
+/// The end is the number 2^64-1, whatever payload stands beside it. Where a framing leaves the number empty or
+/// out, it is the empty payload.
 ///
 /// # Errors
 ///
-/// [`FrameError`] if there is no number of 8 bytes before the last frame, if the end mark carries a
-/// payload, or if there are frames too many.
+/// [`FrameError`] if there is no number of 8 bytes before the last frame, or if there are frames too many.
 pub fn parse_replay(frames: &[Bytes]) -> Result<ReplayMessage, FrameError> {
-    match frames {
+    let (before, seq, payload) = match frames {
         [only] if only.is_empty() => return Ok(ReplayMessage::End),
-        [delimiter, only] if delimiter.is_empty() && only.is_empty() => return Ok(ReplayMessage::End),
-        [delimiter, _, _, _] if !delimiter.is_empty() => return Err(FrameError::Delimiter(delimiter.len())),
-        _ if frames.len() > MOST_REPLAY_FRAMES => return Err(FrameError::FrameCount(frames.len())),
-        _ => {}
+        [.., seq, payload] if frames.len() <= MOST_REPLAY_FRAMES => {
+            (&frames[..frames.len() - 2], seq, payload)
+        }
+        _ => return Err(FrameError::FrameCount(frames.len())),
+    };
+    let topic = match before {
+        [delimiter, _] if !delimiter.is_empty() => return Err(FrameError::Delimiter(delimiter.len())),
+        [_, topic] => Some(topic),
+        [topic] if !topic.is_empty() => Some(topic),
+        _ => None,
+    };
+    if seq.is_empty() && payload.is_empty() {
+        return Ok(ReplayMessage::End);
     }
-    let [.., seq, payload] = frames else { return Err(FrameError::FrameCount(frames.len())) };
     match parse_seq(seq)? {
-        EventSeq::END_MARK if payload.is_empty() => Ok(ReplayMessage::End),
-        EventSeq::END_MARK => Err(FrameError::EndMarkWithPayload(payload.len())),
-        seq => Ok(ReplayMessage::Batch { seq, payload: payload.clone() }),
+        EventSeq::END_MARK => Ok(ReplayMessage::End),
+        seq => Ok(ReplayMessage::Batch { topic: topic.cloned(), seq, payload: payload.clone() }),
     }
+}
+
+/// Whether these frames end a replay: nothing more follows on the connection.
+pub fn is_replay_end(frames: &[Bytes]) -> bool {
+    matches!(parse_replay(frames), Ok(ReplayMessage::End))
 }
 
 /// The frames that ask a replay endpoint for its batches from `from` on. Engines drop a request without
@@ -159,21 +171,43 @@ mod tests {
     #[test]
     fn a_replay_answer_is_read_from_its_end() {
         let seq = 7_u64.to_be_bytes();
-        let batch = ReplayMessage::Batch { seq: EventSeq(7), payload: Bytes::from("p") };
-        for (parts, message) in [
-            (&[seq.as_slice(), b"p"][..], &batch),
-            (&[b"", &seq, b"p"], &batch),
-            (&[b"kv", &seq, b"p"], &batch),
-            (&[b"", b"kv", &seq, b"p"], &batch),
-            (&[b"", b"", &seq, b"p"], &batch),
-            (&[&END, b""], &ReplayMessage::End),
-            (&[b"", &END, b""], &ReplayMessage::End),
-            (&[b"kv", &END, b""], &ReplayMessage::End),
-            (&[b"", b"", &END, b""], &ReplayMessage::End),
-            (&[b""], &ReplayMessage::End),
-            (&[b"", b""], &ReplayMessage::End),
+        let of = |topic: Option<&'static str>| ReplayMessage::Batch {
+            topic: topic.map(Bytes::from),
+            seq: EventSeq(7),
+            payload: Bytes::from("p"),
+        };
+        for (parts, topic) in [
+            (&[seq.as_slice(), b"p"][..], None),
+            (&[b"", &seq, b"p"], None),
+            (&[b"kv", &seq, b"p"], Some("kv")),
+            (&[b"", b"kv", &seq, b"p"], Some("kv")),
+            (&[b"", b"", &seq, b"p"], Some("")),
         ] {
-            assert_eq!(parse_replay(&frames(parts)).as_ref(), Ok(message), "{parts:?}");
+            assert_eq!(parse_replay(&frames(parts)), Ok(of(topic)), "{parts:?}");
+            assert!(!is_replay_end(&frames(parts)));
+        }
+    }
+
+    /// E10: the number ends it, whatever stands beside it; so does the older framings' empty form.
+    #[test]
+    fn a_replay_ends_with_its_mark() {
+        for parts in [
+            &[END.as_slice(), b""][..],
+            &[b"", &END, b""],
+            &[b"kv", &END, b""],
+            &[b"", b"", &END, b""],
+            &[b"", b"kv", &END, b""],
+            &[&END, b"p"],
+            &[b"", &END, b"p"],
+            &[b"", b"kv", &END, b"p"],
+            &[b""],
+            &[b"", b""],
+            &[b"", b"", b""],
+            &[b"kv", b"", b""],
+            &[b"", b"kv", b"", b""],
+        ] {
+            assert_eq!(parse_replay(&frames(parts)), Ok(ReplayMessage::End), "{parts:?}");
+            assert!(is_replay_end(&frames(parts)), "{parts:?}");
         }
     }
 
@@ -185,10 +219,10 @@ mod tests {
             (&[][..], FrameError::FrameCount(0)),
             (&[b"p".as_slice()][..], FrameError::FrameCount(1)),
             (&[b"", b"p"], FrameError::SeqLength(0)),
-            (&[b"", b"", b""], FrameError::SeqLength(0)),
+            (&[b"", b"", b"p"], FrameError::SeqLength(0)),
             (&[b"x", b"kv", &seq, b"p"], FrameError::Delimiter(1)),
             (&[b"", b"", b"", &seq, b"p"], FrameError::FrameCount(5)),
-            (&[b"", &END, b"p"], FrameError::EndMarkWithPayload(1)),
+            (&[b"x", b"kv", &END, b""], FrameError::Delimiter(1)),
         ] {
             assert_eq!(parse_replay(&frames(parts)), Err(error), "{parts:?}");
         }

@@ -4,7 +4,7 @@
 //! values it takes and which make its event unusable is said once. vLLM up to 0.23 and SGLang up to 0.5.19
 //! write events as arrays, later versions as maps; the fields and their order are the same.
 
-use crate::block::{AttentionKind, BlockHash, Tier};
+use crate::block::{AttentionKind, BlockHash, MediumMap, Tier};
 use crate::events::event::{BlockRemoved, BlockStored, EventTokens, ExtraKey, KvEvent, SkipReason};
 
 /// Containers inside one another, the batch's own included, stay below this. A batch needs six (batch,
@@ -35,6 +35,8 @@ pub struct Limits {
     /// Hashes and extra keys that all events of a batch hold together: as many as a million blocks have.
     /// One byte on the wire can become a hash of 24 bytes in memory, which a limit on bytes does not see.
     pub names: usize,
+    /// What further media are called.
+    pub media: MediumMap,
 }
 
 impl Default for Limits {
@@ -48,6 +50,7 @@ impl Default for Limits {
             extra_key_bytes: 4 << 20,
             string_bytes: 4 << 10,
             names: 1 << 20,
+            media: MediumMap::default(),
         }
     }
 }
@@ -219,7 +222,7 @@ impl Tag {
                 Field::SpecWindow,
             ],
             Self::Removed => &[Field::BlockHashes, Field::Medium, Field::GroupIdx],
-            Self::Cleared => &[],
+            Self::Cleared => &[Field::Medium],
         }
     }
 }
@@ -234,6 +237,7 @@ pub(super) enum Field {
     BlockSize,
     LoraId,
     Medium,
+    Locality,
     LoraName,
     CacheSalt,
     ExtraKeys,
@@ -243,7 +247,7 @@ pub(super) enum Field {
 }
 
 impl Field {
-    /// The field of this key in an event written as a map. Others (`session_id`, `locality`, `ownership`,
+    /// The field of this key in an event written as a map. Others (`session_id`, `ownership`,
     /// `lookahead_token_ids`, …) say nothing about what is cached where.
     pub(super) fn from_key(key: &[u8]) -> Option<Self> {
         Some(match key {
@@ -254,6 +258,7 @@ impl Field {
             b"block_size" => Self::BlockSize,
             b"lora_id" => Self::LoraId,
             b"medium" => Self::Medium,
+            b"locality" => Self::Locality,
             b"lora_name" => Self::LoraName,
             b"cache_salt" => Self::CacheSalt,
             b"extra_keys" => Self::ExtraKeys,
@@ -278,7 +283,8 @@ pub(super) struct Fields<'a> {
     pub(super) tokens: Read<EventTokens>,
     block_size: Read<u32>,
     lora_id: Read<i64>,
-    tier: Result<Tier, SkipReason>,
+    medium: Read<&'a str>,
+    locality: Read<&'a str>,
     lora_name: Read<&'a str>,
     cache_salt: Read<&'a str>,
     pub(super) extra_keys: Read<Vec<Vec<ExtraKey>>>,
@@ -297,7 +303,8 @@ impl Default for Fields<'_> {
             tokens: Ok(None),
             block_size: Ok(None),
             lora_id: Ok(None),
-            tier: Ok(Tier::Device),
+            medium: Ok(None),
+            locality: Ok(None),
             lora_name: Ok(None),
             cache_salt: Ok(None),
             extra_keys: Ok(None),
@@ -323,7 +330,8 @@ impl<'a> Fields<'a> {
             Field::TokenIds => self.tokens = no_list(value),
             Field::BlockSize => self.block_size = read(value, Scalar::as_u32),
             Field::LoraId => self.lora_id = read(value, Scalar::as_i64),
-            Field::Medium => self.tier = read(value, text).map(Tier::from_medium),
+            Field::Medium => self.medium = read(value, text),
+            Field::Locality => self.locality = read(value, text),
             Field::LoraName => self.lora_name = bounded(value, limits),
             Field::CacheSalt => self.cache_salt = bounded(value, limits),
             Field::ExtraKeys => self.extra_keys = no_list(value),
@@ -334,17 +342,17 @@ impl<'a> Fields<'a> {
     }
 
     /// The event, or why it is left out. `names` is what the batch may still hold. Lists are taken out.
-    pub(super) fn finish(&mut self, names: &mut usize) -> Result<KvEvent, SkipReason> {
+    pub(super) fn finish(&mut self, names: &mut usize, limits: &Limits) -> Result<KvEvent, SkipReason> {
         let (event, held) = match self.tag? {
-            Tag::Stored => self.stored()?,
-            Tag::Removed => self.removed()?,
-            Tag::Cleared => (KvEvent::Cleared, 0),
+            Tag::Stored => self.stored(&limits.media)?,
+            Tag::Removed => self.removed(&limits.media)?,
+            Tag::Cleared => (KvEvent::Cleared(self.cleared(&limits.media)?), 0),
         };
         *names = names.checked_sub(held).ok_or(SkipReason::TooLong)?;
         Ok(event)
     }
 
-    fn stored(&mut self) -> Result<(KvEvent, usize), SkipReason> {
+    fn stored(&mut self, media: &MediumMap) -> Result<(KvEvent, usize), SkipReason> {
         let block_hashes = required(take(&mut self.hashes))?;
         let extra_keys = take(&mut self.extra_keys)?.unwrap_or_default();
         // Which key belongs to which block cannot be told.
@@ -362,7 +370,7 @@ impl<'a> Fields<'a> {
             lora_id: self.lora_id?,
             lora_name: self.lora_name?.map(str::to_owned),
             cache_salt: self.cache_salt?.map(str::to_owned),
-            tier: self.tier?,
+            tier: self.tier(media)?,
             group_idx: self.group_idx?,
             attention: self.spec_kind?.map(|kind| AttentionKind::from_spec(kind, window)),
             extra_keys,
@@ -370,11 +378,28 @@ impl<'a> Fields<'a> {
         Ok((KvEvent::Stored(stored), held))
     }
 
-    fn removed(&mut self) -> Result<(KvEvent, usize), SkipReason> {
+    fn removed(&mut self, media: &MediumMap) -> Result<(KvEvent, usize), SkipReason> {
         let block_hashes = required(take(&mut self.hashes))?;
         let held = block_hashes.len();
-        let removed = BlockRemoved { block_hashes, tier: self.tier?, group_idx: self.group_idx? };
+        let removed = BlockRemoved { block_hashes, tier: self.tier(media)?, group_idx: self.group_idx? };
         Ok((KvEvent::Removed(removed), held))
+    }
+
+    /// What was cleared: `None` where no medium is named.
+    fn cleared(&self, media: &MediumMap) -> Read<Tier> {
+        match self.medium?.unwrap_or_default() {
+            "" => Ok(None),
+            _ => self.tier(media).map(Some),
+        }
+    }
+
+    /// Blocks that another publisher's machine holds are not the rank's own.
+    fn tier(&self, media: &MediumMap) -> Result<Tier, SkipReason> {
+        let medium = self.medium?;
+        match self.locality? {
+            Some(locality) if locality.eq_ignore_ascii_case("REMOTE") => Ok(Tier::Other),
+            _ => Ok(media.tier(medium)),
+        }
     }
 }
 

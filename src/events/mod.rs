@@ -14,7 +14,9 @@ pub use decode::decode_batch;
 pub use event::{
     BlockRemoved, BlockStored, EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason,
 };
-pub use frame::{FrameError, LiveMessage, ReplayMessage, parse_live, parse_replay, replay_request};
+pub use frame::{
+    FrameError, LiveMessage, ReplayMessage, is_replay_end, parse_live, parse_replay, replay_request,
+};
 pub use layout::{DecodeError, Limits};
 pub use order::{
     Arrival, Batch, Fingerprint, OnLoss, ReplayId, RestartRule, Sequencer, SequencerConfig, Step,

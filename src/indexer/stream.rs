@@ -27,7 +27,7 @@ fn leads(event: &KvEvent) -> Leads<'_> {
             Leads { parent: stored.parent_block_hash.as_ref(), names: &stored.block_hashes }
         }
         KvEvent::Removed(removed) => Leads { parent: None, names: &removed.block_hashes },
-        KvEvent::Cleared => Leads::default(),
+        KvEvent::Cleared(_) => Leads::default(),
     }
 }
 
@@ -112,13 +112,8 @@ impl Stream {
     }
 
     pub(super) fn on_frames(&mut self, now: Moment, frames: &[Bytes], steps: &mut Vec<Step>) {
-        let Ok(message) = parse_live(frames) else {
-            self.counters.malformed_messages += 1;
-            return;
-        };
-        // ZMQ filters by prefix, so `kv` also brings `kv2`.
-        if !self.plan.topic.is_empty() && message.topic != self.plan.topic.as_bytes() {
-            self.counters.other_topic += 1;
+        let Ok(message) = parse_live(frames) else { return self.badly_framed() };
+        if !self.is_our_topic(&message.topic) {
             return;
         }
         self.connected = true;
@@ -134,13 +129,32 @@ impl Stream {
         steps: &mut Vec<Step>,
     ) {
         match parse_replay(frames) {
-            Ok(ReplayMessage::Batch { seq, payload }) => {
-                let ts = peek_ts(&payload);
-                self.sequencer.on_replay_batch(now, request, seq, ts, &payload, steps);
+            Ok(ReplayMessage::Batch { topic, seq, payload }) => {
+                if topic.is_none_or(|topic| self.is_our_topic(&topic)) {
+                    let ts = peek_ts(&payload);
+                    self.sequencer.on_replay_batch(now, request, seq, ts, &payload, steps);
+                }
             }
             Ok(ReplayMessage::End) => self.sequencer.on_replay_end(now, request, steps),
-            Err(_) => self.counters.malformed_messages += 1,
+            Err(_) => self.badly_framed(),
         }
+    }
+
+    fn badly_framed(&mut self) {
+        self.counters.malformed_messages += 1;
+        self.give(Reason::BadFraming, 1);
+    }
+
+    /// Topics are compared whole: ZMQ's own filter is by prefix, so `kv` also brings `kv2`. Where none is
+    /// configured any will do. What comes under another one is not ours, and said: it may be an engine whose
+    /// topic is not the configured one.
+    fn is_our_topic(&mut self, topic: &[u8]) -> bool {
+        let ours = self.plan.topic.is_empty() || topic == self.plan.topic.as_bytes();
+        if !ours {
+            self.counters.other_topic += 1;
+            self.give(Reason::OtherTopic, 1);
+        }
+        ours
     }
 
     /// Applies one batch: what cannot be used is counted and does not stop the rest.
@@ -163,7 +177,9 @@ impl Stream {
         section.apply_each(&decoded.events, leads, |section, event| match event {
             KvEvent::Stored(stored) => self.store(stored, section, keys),
             KvEvent::Removed(removed) => self.remove(removed, section),
-            KvEvent::Cleared => {
+            // The index has no clear of one tier yet.
+            KvEvent::Cleared(Some(_)) => self.counters.clears += 1,
+            KvEvent::Cleared(None) => {
                 section.clear_rank(self.slot);
                 self.counters.clears += 1;
                 self.sequencer.on_cleared(batch.seq);

@@ -51,7 +51,7 @@ impl Follower {
                         }
                     }
                 }
-                KvEvent::Cleared => {
+                KvEvent::Cleared(_) => {
                     self.held.clear();
                     self.clears += 1;
                 }

@@ -13,12 +13,16 @@ fuzz_target!(|parts: Vec<Vec<u8>>| {
         let seq = Bytes::copy_from_slice(&message.seq.0.to_be_bytes());
         assert_eq!(frames, [message.topic, seq, message.payload]);
     }
+    let end_mark = replay_request(EventSeq::END_MARK)[1].clone();
     match parse_replay(&frames) {
-        Ok(ReplayMessage::Batch { seq, payload }) => {
+        Ok(ReplayMessage::Batch { topic, seq, payload }) => {
             assert_ne!(seq, EventSeq::END_MARK);
             assert!(frames.ends_with(&[replay_request(seq)[1].clone(), payload]));
+            assert!(topic.is_none_or(|topic| frames.iter().rev().nth(2) == Some(&topic)));
         }
-        Ok(ReplayMessage::End) => assert!(frames.last().is_some_and(Bytes::is_empty)),
+        Ok(ReplayMessage::End) => assert!(
+            frames.last().is_some_and(Bytes::is_empty) || frames.iter().rev().nth(1) == Some(&end_mark)
+        ),
         _ => {}
     }
 });

@@ -448,7 +448,7 @@ fn answers(capture: &Path, rank: DpRank) -> Vec<(EventSeq, Bytes)> {
     });
     received
         .filter_map(|frames| match parse_replay(&frames).unwrap() {
-            ReplayMessage::Batch { seq, payload } => Some((seq, payload)),
+            ReplayMessage::Batch { seq, payload, .. } => Some((seq, payload)),
             _ => None,
         })
         .collect()

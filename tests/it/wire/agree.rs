@@ -58,6 +58,8 @@ fn word() -> impl Strategy<Value = Value> {
     const WORDS: &[&str] = &[
         "GPU",
         "CPU",
+        "cpu_tier2",
+        "REMOTE",
         "sql",
         "",
         "mm",
@@ -170,6 +172,7 @@ const STORED: [&str; 12] = [
     "kv_cache_spec_sliding_window",
 ];
 const REMOVED: [&str; 4] = ["type", "block_hashes", "medium", "group_idx"];
+const CLEARED: [&str; 2] = ["type", "medium"];
 const KEYS: [&str; 15] = [
     "type",
     "block_hashes",
@@ -226,7 +229,7 @@ fn event() -> impl Strategy<Value = Value> {
     prop_oneof![
         4 => positional("BlockStored", &STORED),
         2 => positional("BlockRemoved", &REMOVED),
-        1 => positional("AllBlocksCleared", &REMOVED[..1]),
+        1 => positional("AllBlocksCleared", &CLEARED),
         1 => positional("BlockMoved", &REMOVED),
         6 => named(),
         1 => anything(),

@@ -67,7 +67,7 @@ impl Counts {
             *match event {
                 KvEvent::Stored(_) => &mut self.stored,
                 KvEvent::Removed(_) => &mut self.removed,
-                KvEvent::Cleared => &mut self.cleared,
+                KvEvent::Cleared(_) => &mut self.cleared,
             } += 1;
         }
     }
@@ -211,7 +211,7 @@ fn replay_answers_of_the_field_case() {
                     frames.insert(0, Bytes::new());
                 }
                 numbers.push(match parse_replay(&frames).unwrap() {
-                    ReplayMessage::Batch { seq, payload } => {
+                    ReplayMessage::Batch { seq, payload, .. } => {
                         assert_eq!(decode(&payload).unwrap().events.len(), 1);
                         Some(seq.0)
                     }

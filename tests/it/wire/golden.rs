@@ -83,7 +83,7 @@ fn four_layouts_say_the_same() {
     let expected = EventBatch {
         ts: Some(1.5),
         dp_rank: Some(2),
-        events: vec![KvEvent::Stored(simple()), KvEvent::Removed(removed), KvEvent::Cleared],
+        events: vec![KvEvent::Stored(simple()), KvEvent::Removed(removed), KvEvent::Cleared(None)],
         ..EventBatch::default()
     };
     for events in [array, map] {
@@ -219,25 +219,73 @@ fn tokens_that_cannot_be_placed_keep_the_hashes() {
     assert_eq!(largest.tokens, EventTokens::Ids(vec![u32::MAX]));
 }
 
-/// I6: media and their tiers.
+const MEDIA: [(&str, Tier); 18] = [
+    ("", Tier::Device),
+    ("GPU", Tier::Device),
+    ("gpu", Tier::Device),
+    ("Device", Tier::Device),
+    ("CPU", Tier::Host),
+    ("cpu", Tier::Host),
+    ("CPU_PINNED", Tier::Host),
+    ("CPU_TIER1", Tier::Host),
+    ("host_pinned", Tier::Host),
+    ("CPU_TIER2", Tier::Disk),
+    ("NVMe", Tier::Disk),
+    ("fs", Tier::Disk),
+    ("OBJ", Tier::Disk),
+    ("STORAGE", Tier::Disk),
+    ("DISK", Tier::Disk),
+    ("EXTERNAL", Tier::Disk),
+    ("REMOTE", Tier::Other),
+    ("CXL", Tier::Other),
+];
+
+fn removed(value: Value) -> BlockRemoved {
+    match event(value) {
+        KvEvent::Removed(removed) => removed,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// I6: media and their tiers, whatever their case.
 #[test]
 fn media() {
-    for (medium, tier) in [
-        ("GPU", Tier::Device),
-        ("CPU", Tier::Host),
-        ("CPU_PINNED", Tier::Host),
-        ("STORAGE", Tier::Disk),
-        ("DISK", Tier::Disk),
-        ("EXTERNAL", Tier::Disk),
-        ("gpu", Tier::Other),
-        ("", Tier::Other),
-    ] {
-        let KvEvent::Removed(removed) =
-            event(value!({"type": "BlockRemoved", "block_hashes": [], "medium": medium}))
-        else {
-            panic!()
-        };
-        assert_eq!(removed.tier, tier, "{medium}");
+    for (medium, tier) in MEDIA {
+        let map = value!({"type": "BlockRemoved", "block_hashes": [], "medium": medium});
+        assert_eq!(removed(map).tier, tier, "{medium}");
+        // What is another machine's is not the rank's own.
+        let remote =
+            value!({"type": "BlockRemoved", "block_hashes": [], "medium": medium, "locality": "Remote"});
+        assert_eq!(removed(remote).tier, Tier::Other);
+        let local =
+            value!({"type": "BlockRemoved", "block_hashes": [], "medium": medium, "locality": "LOCAL"});
+        assert_eq!(removed(local).tier, tier);
+    }
+}
+
+/// I6: a clear that names a medium means that medium alone.
+#[test]
+fn a_clear_may_name_a_medium() {
+    for (medium, tier) in MEDIA {
+        let cleared = KvEvent::Cleared((!medium.is_empty()).then_some(tier));
+        assert_eq!(event(value!(["AllBlocksCleared", medium, "later version"])), cleared, "{medium}");
+        assert_eq!(event(value!({"medium": medium, "type": "AllBlocksCleared"})), cleared, "{medium}");
+    }
+    assert_eq!(event(value!(["AllBlocksCleared", null])), KvEvent::Cleared(None));
+}
+
+/// I6: names that the settings add, which go before our own.
+#[test]
+fn further_media() {
+    let mut limits = Limits::default();
+    limits.media.insert("my_tier", Tier::Host);
+    limits.media.insert("DISK", Tier::Device);
+    limits.media.insert("disk", Tier::Other);
+    for (medium, tier) in
+        [("MY_TIER", Tier::Host), ("Disk", Tier::Other), ("GPU", Tier::Device), ("YOUR_TIER", Tier::Other)]
+    {
+        let payload = value!([1.0, [["AllBlocksCleared", medium]]]).pack();
+        assert_eq!(decode_with(&payload, &limits).unwrap().events, [KvEvent::Cleared(Some(tier))]);
     }
 }
 
@@ -428,7 +476,8 @@ fn odd_maps() {
     let removed = BlockRemoved { block_hashes: vec![BlockHash::Int(1)], tier: Tier::Device, group_idx: None };
     assert_eq!(event(twice), KvEvent::Removed(removed));
     let batch = value!({"events": [["BlockRemoved", [1]], [], ["BlockRemoved", [1]]], "ts": 1.0, 3: 4, "events": [["AllBlocksCleared"]], "ts": 2.0});
-    let expected = EventBatch { ts: Some(2.0), events: vec![KvEvent::Cleared], ..EventBatch::default() };
+    let expected =
+        EventBatch { ts: Some(2.0), events: vec![KvEvent::Cleared(None)], ..EventBatch::default() };
     assert_eq!(decoded(&batch), expected);
 }
 

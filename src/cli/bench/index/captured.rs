@@ -118,7 +118,7 @@ fn announced(script: &CaptureScript, block_size: BlockSize) -> Vec<Vec<u32>> {
             match event {
                 KvEvent::Stored(stored) => chains.add(message.rank, stored, block_size),
                 // A restarted or cleared engine may use a name again for something else.
-                KvEvent::Cleared => chains.names.retain(|(rank, _), _| *rank != message.rank),
+                KvEvent::Cleared(_) => chains.names.retain(|(rank, _), _| *rank != message.rank),
                 KvEvent::Removed(_) => {}
             }
         }
