@@ -176,6 +176,16 @@ pub enum ContentKey {
     Opaque(Box<[u8]>),
 }
 
+impl ContentKey {
+    /// Bytes that its text or digest takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Multimodal { identifier, .. } => identifier.len(),
+            Self::Opaque(bytes) => bytes.len(),
+        }
+    }
+}
+
 /// The keys of one block; nearly always none.
 pub type ContentKeys = SmallVec<[ContentKey; 1]>;
 

@@ -46,6 +46,13 @@ impl Plan {
             StoreTokens::Ids(tokens) => {
                 size.is_some_and(|size| names.checked_mul(size.as_usize()) == Some(tokens.len()))
             }
+            StoreTokens::Windows { tokens, len, stride } => {
+                let last = names.checked_sub(1).and_then(|last| last.checked_mul(stride));
+                let covers = len >= block_size.as_usize() && stride > 0;
+                covers
+                    && size == Some(block_size)
+                    && last.and_then(|last| last.checked_add(len)) == Some(tokens.len())
+            }
             // A hash is of one block of ours, so it says nothing of another size.
             StoreTokens::Locals(locals) => locals.len() == names && size == Some(block_size),
         };
@@ -107,6 +114,8 @@ enum Cursor {
 #[derive(Clone, Copy)]
 enum NameContent<'a> {
     Tokens(&'a [u32]),
+    /// One block's, and those behind it that the name covers too.
+    Window(&'a [u32]),
     Local(LocalBlockHash),
 }
 
@@ -116,6 +125,9 @@ impl<'a> NameContent<'a> {
         match tokens {
             StoreTokens::Ids(tokens) => {
                 tokens.get(at * tokens_per_name..(at + 1) * tokens_per_name).map(Self::Tokens)
+            }
+            StoreTokens::Windows { tokens, len, stride } => {
+                tokens.get(at * stride..at * stride + len).map(Self::Window)
             }
             StoreTokens::Locals(locals) => locals.get(at).copied().map(Self::Local),
             StoreTokens::Unusable => None,
@@ -232,10 +244,14 @@ impl Announcer<'_> {
             StoreTokens::Locals(locals) => {
                 self.hold_bulk(layer, isolation, parent, request.names, local_words(locals))
             }
-            StoreTokens::Ids(tokens) => {
+            StoreTokens::Ids(tokens) | StoreTokens::Windows { tokens, .. } => {
+                let (len, stride) = match request.tokens {
+                    StoreTokens::Windows { len, stride, .. } => (len, stride),
+                    _ => (tokens_per_name, tokens_per_name),
+                };
                 let mut locals = std::mem::take(self.locals);
                 locals.clear();
-                let blocks = tokens.chunks_exact(tokens_per_name).enumerate();
+                let blocks = tokens.windows(len).step_by(stride).enumerate();
                 locals.extend(blocks.map(|(at, block)| {
                     let keys = request.keys.get(at).map_or(&[][..], |keys| keys);
                     self.hasher.hash(isolation, block, keys).0
@@ -305,6 +321,7 @@ impl Announcer<'_> {
         let isolation = parent.map_or(isolation, |place| self.tree.isolation(place.run));
         let local = match content {
             NameContent::Local(local) => local,
+            NameContent::Window(tokens) => self.hasher.hash(isolation, tokens, keys),
             NameContent::Tokens(tokens) => {
                 let last = tokens.len() - self.block_size.as_usize();
                 for implied in tokens[..last].chunks_exact(self.block_size.as_usize()) {
@@ -550,6 +567,7 @@ impl Announcer<'_> {
     ) -> bool {
         let content = match content {
             NameContent::Tokens(tokens) => OrphanContent::Tokens(tokens.into()),
+            NameContent::Window(tokens) => OrphanContent::Window(tokens.into()),
             NameContent::Local(local) => OrphanContent::Local(local),
         };
         let kept = self.rank.orphans.find(name, parent, &content, keys).or_else(|| {
@@ -584,6 +602,7 @@ impl Announcer<'_> {
         let isolation = self.tree.isolation(parent.run);
         let content = match &orphan.content {
             OrphanContent::Tokens(tokens) => NameContent::Tokens(tokens),
+            OrphanContent::Window(tokens) => NameContent::Window(tokens),
             OrphanContent::Local(local) => NameContent::Local(*local),
         };
         let extended = self.extend(isolation, Some(parent), first, &orphan.name, content, &orphan.keys);

@@ -96,6 +96,16 @@ pub struct StoreRequest<'a> {
 pub enum StoreTokens<'a> {
     /// Token ids; none at all is a placeholder that names blocks and says nothing of their content.
     Ids(&'a [u32]),
+    /// Blocks whose names cover more than their own tokens (EAGLE drafters): the block at `n` is the `len` tokens
+    /// from `n * stride` on. Blocks of the pool's size only.
+    Windows {
+        /// The tokens of all blocks.
+        tokens: &'a [u32],
+        /// Tokens of one block, those behind it included.
+        len: usize,
+        /// From one block's first token to the next one's.
+        stride: usize,
+    },
     /// Local hashes of the blocks, one per name, where the caller has them; blocks of the pool's size only.
     Locals(&'a [LocalBlockHash]),
     /// There are tokens, but not in a form that can be placed.

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::roster::Gauge;
 use super::tree::{Layer, Place, RunId};
 use super::{Announcements, GroupTag};
-use crate::block::{AttentionKind, BlockHash, BlockSize, ContentKeys, LocalBlockHash, Tier};
+use crate::block::{AttentionKind, BlockHash, BlockSize, ContentKey, ContentKeys, LocalBlockHash, Tier};
 
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -207,6 +207,8 @@ pub(super) struct OrphanId(u32);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum OrphanContent {
     Tokens(Box<[u32]>),
+    /// A block with tokens behind it that its name covers too.
+    Window(Box<[u32]>),
     Local(LocalBlockHash),
 }
 
@@ -222,13 +224,13 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    /// A rough size: tokens, names and table entries.
+    /// A rough size: tokens, keys, names and table entries.
     fn bytes(&self) -> usize {
         let tokens = match &self.content {
-            OrphanContent::Tokens(tokens) => tokens.len(),
+            OrphanContent::Tokens(tokens) | OrphanContent::Window(tokens) => tokens.len(),
             OrphanContent::Local(_) => 0,
         };
-        tokens * 4 + 192
+        tokens * 4 + self.keys.iter().map(ContentKey::bytes).sum::<usize>() + 192
     }
 }
 

@@ -20,7 +20,7 @@ impl Announcer<'_> {
         }
         let local = match request.tokens {
             StoreTokens::Locals(&[local]) => local,
-            StoreTokens::Ids(tokens) => {
+            StoreTokens::Ids(tokens) | StoreTokens::Windows { tokens, .. } => {
                 let keys = request.keys.first().map_or(&[][..], |keys| keys);
                 self.hasher.hash(self.tree.isolation(tail.run), tokens, keys)
             }
