@@ -120,6 +120,41 @@ pub enum Capacity {
 }
 
 impl Capacity {
+    /// This declared capacity beside what the rank's engine reports of itself: `blocks`, and whether they are a
+    /// share of a sum.
+    ///
+    /// The engine's word stands where nothing or an estimate was declared. Where both are known and differ by
+    /// more than one block, which is what rounding explains, the smaller one binds (requirement L17).
+    pub fn beside_reported(self, blocks: u64, divided: bool) -> Self {
+        let provenance = if divided { Provenance::Divided } else { Provenance::Exact };
+        let reported = Self::Known { blocks, provenance };
+        match self {
+            Self::Unknown | Self::Known { provenance: Provenance::Estimated, .. } => reported,
+            // Who measured knows better than who divided.
+            Self::Known { blocks: declared, provenance: Provenance::Divided }
+                if !self.contradicts(blocks) && !divided =>
+            {
+                Self::Known { blocks: declared.min(blocks), provenance: Provenance::Exact }
+            }
+            Self::Known { .. } if !self.contradicts(blocks) => self,
+            Self::Known { blocks: declared, .. } => {
+                if declared < blocks {
+                    self
+                } else {
+                    reported
+                }
+            }
+        }
+    }
+
+    /// Whether a declared capacity and what the engine reports cannot both be: an estimate contradicts nothing.
+    pub fn contradicts(self, reported: u64) -> bool {
+        match self {
+            Self::Unknown | Self::Known { provenance: Provenance::Estimated, .. } => false,
+            Self::Known { blocks, .. } => blocks.abs_diff(reported) > 1,
+        }
+    }
+
     /// The blocks, however they are known.
     pub fn blocks(self) -> Option<u64> {
         match self {
@@ -239,6 +274,23 @@ mod tests {
         let estimate = CapacitySpec::per_rank(1000).estimated().of(&ranks(0, 1), DpRank(0));
         assert_eq!(estimate.blocks(), Some(1000));
         assert_eq!(estimate.exact(), None);
+    }
+
+    /// L17: the engine's word where nothing was declared; where both contradict each other, the smaller.
+    #[test]
+    fn the_smaller_of_two_words_binds() {
+        let exact = |blocks| Capacity::Known { blocks, provenance: Provenance::Exact };
+        let divided = |blocks| Capacity::Known { blocks, provenance: Provenance::Divided };
+        let estimated = |blocks| Capacity::Known { blocks, provenance: Provenance::Estimated };
+        assert_eq!(Capacity::Unknown.beside_reported(900, false), exact(900));
+        assert_eq!(Capacity::Unknown.beside_reported(900, true), divided(900));
+        assert_eq!(estimated(10).beside_reported(900, false), exact(900));
+        assert_eq!(exact(1000).beside_reported(900, false), exact(900));
+        assert_eq!(exact(800).beside_reported(900, false), exact(800));
+        assert_eq!(exact(901).beside_reported(900, false), exact(901));
+        assert_eq!(divided(901).beside_reported(900, false), exact(900));
+        assert!(exact(902).contradicts(900) && !exact(899).contradicts(900));
+        assert!(!estimated(1).contradicts(900) && !Capacity::Unknown.contradicts(900));
     }
 
     /// L12, C41

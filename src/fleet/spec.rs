@@ -39,6 +39,10 @@ pub struct WorkerSpec {
     pub engine: EngineStyle,
     /// Where requests go; `None` if it was declared without.
     pub http_endpoint: Option<String>,
+    /// Where its load can be asked for, as a URL; `None` is nowhere.
+    pub loads: Option<String>,
+    /// Where its ranks publish their load.
+    pub load_stat: Option<Endpoints>,
     /// KV capacity in blocks; `None` is unknown.
     pub capacity: Option<CapacitySpec>,
     /// What kind of data parallelism its ranks are.
@@ -78,6 +82,8 @@ impl WorkerSpec {
             balance: Balance::default(),
             engine: EngineStyle::default(),
             http_endpoint: None,
+            loads: None,
+            load_stat: None,
             capacity: None,
             dp_mode: DpMode::default(),
             max_running_requests: None,

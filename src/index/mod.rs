@@ -357,6 +357,13 @@ impl Reader {
         self.roster.ranks(&pin)?.get(slot).map(|rank| rank.gauge.blocks())
     }
 
+    /// Whether the rank has announced blocks of several attention groups: a hybrid model's engine.
+    pub fn has_several_groups(&self, slot: RankSlot) -> bool {
+        let pin = pin();
+        let rank = self.roster.ranks(&pin).and_then(|ranks| ranks.get(slot));
+        rank.and_then(|rank| rank.layers.as_deref()).is_some_and(|groups| groups.len() > 1)
+    }
+
     /// [`Self::tree_size`] of all ranks, by the index of their slots; 0 where no rank is.
     pub fn tree_sizes(&self, sizes: &mut Vec<u64>) {
         let pin = pin();

@@ -6,6 +6,7 @@
 
 mod content;
 mod deadlines;
+mod reports;
 mod stream;
 mod view;
 
@@ -430,6 +431,7 @@ impl Indexer {
                 slot: stream.slot,
                 source,
                 capacity: self.fleet.capacity_blocks(&plan.rank),
+                request_limit: self.fleet.request_limit(&plan.rank),
                 status: Arc::clone(&stream.status),
             })
         };

@@ -160,8 +160,11 @@ pub struct RankView {
     pub slot: RankSlot,
     /// Its stream.
     pub source: SourceId,
-    /// Blocks that it can hold, as declared; here, so that a decision does not look it up rank by rank.
+    /// Blocks that it can hold, as declared; here, so that a decision does not look it up rank by rank. With
+    /// what its engine reports of itself: [`PoolView::capacity_of`].
     pub capacity: Capacity,
+    /// Requests that it runs at once, as declared: beyond, it is no candidate.
+    pub request_limit: Option<u64>,
     /// What the indexer says of it.
     pub status: Arc<RankStatus>,
 }

@@ -3,7 +3,7 @@
 //! The connection decides whose load it is. Nothing here is required: a rank whose socket is silent has no
 //! load from here, and that is all.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::subscriber::{SubscriberConfig, SubscriberHandle, spawn_subscriber};
 use super::{Closed, Sink, StreamEvent};
 use crate::events::frame::parse_live;
-use crate::fleet::Endpoints;
+use crate::fleet::{Endpoint, Endpoints};
 use crate::ids::{Moment, RankKey, SourceId, WorkerId};
 use crate::indexer::View;
 use crate::load::stat::LOAD_STAT_TOPIC;
@@ -140,9 +140,10 @@ impl LoadStatSink for LoadTableSink {
         if named.is_some() && named != local {
             count(&self.shared.rank_mismatch);
         }
-        let source = Arc::from("load_stat");
+        let source = Arc::from(LoadReport::LOAD_STAT);
         let report = LoadReport { source, entries: vec![stat.entry(rank.dp_rank)], aggregate: None };
-        self.shared.view.loads().lock().report((self.shared.now)(), &rank.worker, &report);
+        let now = (self.shared.now)();
+        self.shared.view.report_load(now, now, &rank.worker, &report);
     }
 }
 
@@ -204,14 +205,17 @@ impl Drop for LoadStatFeed {
     }
 }
 
+/// A rank, its stream, and where its load is listened to.
+type Listened = (RankKey, SourceId, Endpoint);
+
 struct Following<S> {
     handle: Handle,
     view: View,
     bindings: Vec<LoadStatBinding>,
     sink: S,
     config: LoadStatConfig,
-    /// By rank and stream: a rank that was declared anew has another stream, and gets another socket.
-    sockets: HashMap<(RankKey, SourceId), Option<Socket>>,
+    /// By rank, stream and place: a rank that was declared anew has another stream, and gets another socket.
+    sockets: HashMap<Listened, Option<Socket>>,
 }
 
 struct Socket {
@@ -246,18 +250,23 @@ impl<S: LoadStatSink> Following<S> {
     /// Opens the sockets of new ranks and closes those of ranks that are gone.
     fn follow(&mut self) {
         let fleet = self.view.fleet();
-        let mut declared = HashMap::new();
-        for binding in &self.bindings {
-            let pool = fleet.pool_of(&binding.worker);
-            let worker = pool.and_then(|pool| pool.worker(&binding.worker));
+        let mut wanted = HashSet::new();
+        let bound = self.bindings.iter().map(|binding| (&binding.worker, &binding.endpoints));
+        let specs = fleet.declared().workers();
+        let declared = specs.filter_map(|spec| Some((&spec.worker, spec.load_stat.as_ref()?)));
+        for (id, endpoints) in bound.chain(declared) {
+            let worker = fleet.pool_of(id).and_then(|pool| pool.worker(id));
             for rank in worker.map(|worker| &*worker.ranks).unwrap_or_default() {
-                declared.insert((rank.plan.rank.clone(), rank.source), &binding.endpoints);
+                // What cannot be dialled was refused when it was declared.
+                if let Ok(Some(endpoint)) = endpoints.endpoint(rank.plan.rank.dp_rank) {
+                    wanted.insert((rank.plan.rank.clone(), rank.source, endpoint));
+                }
             }
         }
-        self.sockets.retain(|key, _| declared.contains_key(key));
-        let new: Vec<_> = declared.into_iter().filter(|(key, _)| !self.sockets.contains_key(key)).collect();
-        for (key, endpoints) in new {
-            let socket = open(&self.handle, &key.0, endpoints, &self.sink, &self.config);
+        self.sockets.retain(|key, _| wanted.contains(key));
+        let new: Vec<_> = wanted.into_iter().filter(|key| !self.sockets.contains_key(key)).collect();
+        for key in new {
+            let socket = open(&self.handle, &key.0, &key.2, &self.sink, &self.config);
             // One that cannot be opened is remembered as that, so that it is said once.
             self.sockets.insert(key, socket);
         }
@@ -281,17 +290,10 @@ impl<S: LoadStatSink> Following<S> {
 fn open<S: LoadStatSink>(
     handle: &Handle,
     rank: &RankKey,
-    endpoints: &Endpoints,
+    endpoint: &Endpoint,
     sink: &S,
     config: &LoadStatConfig,
 ) -> Option<Socket> {
-    let endpoint = match endpoints.endpoint(rank.dp_rank) {
-        Ok(endpoint) => endpoint?,
-        Err(error) => {
-            warn!(%rank, %error, "no load socket");
-            return None;
-        }
-    };
     let heard = Arc::new(AtomicBool::new(false));
     let listening = Listening { sink: sink.clone(), heard: Arc::clone(&heard) };
     let (address, binds) = (endpoint.address(), endpoint.binds());

@@ -21,6 +21,8 @@ pub struct LoadAnswer {
     pub aggregate: Option<RawRankLoad>,
     /// Entries that carry a worker. If one of an answer's entries does, all of them stand here.
     pub rollup: Vec<RollupEntry>,
+    /// When the sender says that it was made, in seconds of Unix time by its own clock.
+    pub timestamp: Option<f64>,
 }
 
 /// One entry of a fleet's rollup.
@@ -57,17 +59,15 @@ impl LoadAnswer {
     }
 
     /// The entries that can be believed, ascending by rank: what may be passed on. An entry with a value that
-    /// cannot be is left out, as are all entries of a rank that is named twice, and entries that say nothing.
+    /// cannot be is left out, as are all entries of a rank of which two different things are said, and entries
+    /// that say nothing.
     ///
     /// Linear in the entries.
     pub fn believable(&self) -> Vec<LoadEntry> {
-        let mut times = HashMap::with_capacity(self.entries.len());
-        for rank in self.entries.iter().filter_map(|entry| entry.dp_rank) {
-            *times.entry(rank).or_insert(0_u32) += 1;
-        }
-        let once = |entry: &&LoadEntry| entry.dp_rank.is_some_and(|rank| times.get(&rank) == Some(&1));
-        let says_something = |entry: &&LoadEntry| entry.load.check().is_ok_and(|(load, _)| !load.is_empty());
-        let mut entries: Vec<_> = self.entries.iter().filter(once).filter(says_something).copied().collect();
+        let agreed = agreed(&self.entries);
+        let says_something = |entry: &LoadEntry| entry.load.check().is_ok_and(|(load, _)| !load.is_empty());
+        let firsts = agreed.values().flatten().map(|&at| self.entries[at]);
+        let mut entries: Vec<_> = firsts.filter(says_something).collect();
         entries.sort_by_key(|entry| entry.dp_rank);
         entries
     }
@@ -81,6 +81,21 @@ impl LoadAnswer {
     }
 }
 
+/// The entry that speaks for each rank that is named: the first, if all others say the same; `None` if two
+/// contradict each other, and then neither is believed. What is said of one rank by several parts of its engine
+/// is one report (requirement L18).
+pub(super) fn agreed(entries: &[LoadEntry]) -> HashMap<u64, Option<usize>> {
+    let mut by_rank: HashMap<u64, Option<usize>> = HashMap::with_capacity(entries.len());
+    for (at, entry) in entries.iter().enumerate() {
+        let Some(rank) = entry.dp_rank else { continue };
+        let first = by_rank.entry(rank).or_insert(Some(at));
+        if first.is_some_and(|first| entries[first].load != entry.load) {
+            *first = None;
+        }
+    }
+    by_rank
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,7 +107,7 @@ mod tests {
     /// L1, L4: one entry per rank with a readable snapshot; what cannot be is left out entry by entry.
     #[test]
     fn only_believable_entries_are_passed_on() {
-        let loads = [(5, 1.0), (0, 0.0), (1, -1.0), (2, f64::NAN), (3, 1e300), (4, 1.0), (4, 1.0)];
+        let loads = [(5, 1.0), (0, 0.0), (1, -1.0), (2, f64::NAN), (3, 1e300), (4, 1.0), (4, 2.0)];
         let mut answer =
             LoadAnswer::of_ranks(loads.map(|(rank, count)| LoadEntry::new(rank, running(count))).to_vec());
         answer.entries.push(LoadEntry::new(6, RawRankLoad::default()));

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::answer::{LoadAnswer, MAX_ENTRIES, RollupEntry};
 use super::probe::{NotOffered, Outcome, TryAgain};
 use super::report::{LoadEntry, RawNumber, RawRankLoad};
+use super::timestamp::unix_seconds;
 
 /// Names of a figure, ours first. Engines name some of them differently in an aggregate.
 const RUNNING: &[&str] = &["num_running_reqs", "total_running_reqs"];
@@ -19,6 +20,7 @@ const PREFILL_TOKENS: &[&str] = &["prefill_tokens"];
 const QUEUED: &[&str] = &["queued_uncached_tokens", "num_queued_uncached_tokens"];
 const DECODE_BLOCKS: &[&str] = &["decode_blocks"];
 const AGE: &[&str] = &["age_ms"];
+const REQUEST_LIMIT: &[&str] = &["max_running_requests"];
 
 /// One rank's figures as received, under any of their names. What is no object, or no number in it, spoils this
 /// entry and no other.
@@ -51,6 +53,8 @@ fn read(body: &Value, known: impl Fn(&'static [&'static str]) -> &'static [&'sta
         queued_uncached_tokens: number(QUEUED),
         decode_blocks: number(DECODE_BLOCKS),
         age_ms: number(AGE),
+        max_running_requests: number(REQUEST_LIMIT),
+        ..RawRankLoad::default()
     }
 }
 
@@ -73,8 +77,9 @@ pub fn answer(body: &[u8]) -> Result<LoadAnswer, Outcome> {
         _ => return Err(Outcome::NotOffered(NotOffered::OtherSchema)),
     };
     let loads = &loads[..loads.len().min(MAX_ENTRIES)];
+    let timestamp = value.get("timestamp").and_then(unix_seconds);
     let answer = if loads.iter().any(carries_worker) {
-        LoadAnswer { rollup: loads.iter().map(rollup_entry).collect(), ..LoadAnswer::default() }
+        LoadAnswer { rollup: loads.iter().map(rollup_entry).collect(), timestamp, ..LoadAnswer::default() }
     } else if !loads.is_empty() && !loads.iter().any(Value::is_object) {
         return Err(Outcome::NotOffered(NotOffered::OtherSchema));
     } else {
@@ -83,6 +88,7 @@ pub fn answer(body: &[u8]) -> Result<LoadAnswer, Outcome> {
             // An aggregate over no rank is a sum of nothing.
             aggregate: aggregate.filter(|_| !loads.is_empty()).map(figures),
             rollup: Vec::new(),
+            timestamp,
         }
     };
     if answer.is_empty() { Err(Outcome::TryAgain(TryAgain::Empty)) } else { Ok(answer) }

@@ -71,6 +71,8 @@ pub enum TryAgain {
     Unreachable,
     /// 5xx, or what gRPC has for it.
     ServerError,
+    /// 503: it is there, and does not serve now.
+    Unavailable,
     /// 401, 403, 407.
     Auth,
     /// Success, and nothing in it: unavailable, not idle.
@@ -92,6 +94,7 @@ impl Outcome {
             404 | 405 | 501 => Self::NotOffered(NotOffered::NoRoute),
             401 | 403 | 407 => Self::TryAgain(TryAgain::Auth),
             408 => Self::TryAgain(TryAgain::Timeout),
+            503 => Self::TryAgain(TryAgain::Unavailable),
             500..=599 => Self::TryAgain(TryAgain::ServerError),
             _ => Self::TryAgain(TryAgain::OtherStatus),
         })
@@ -119,7 +122,7 @@ impl Outcome {
             Self::NotOffered(NotOffered::OtherSchema) => "other_schema",
             Self::TryAgain(TryAgain::Timeout) => "timeout",
             Self::TryAgain(TryAgain::Unreachable) => "unreachable",
-            Self::TryAgain(TryAgain::ServerError) => "server_error",
+            Self::TryAgain(TryAgain::ServerError | TryAgain::Unavailable) => "server_error",
             Self::TryAgain(TryAgain::Auth) => "auth",
             Self::TryAgain(TryAgain::Empty) => "empty",
             Self::TryAgain(TryAgain::CutShort) => "cut_short",

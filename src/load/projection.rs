@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::answer::LoadAnswer;
+use super::answer::{LoadAnswer, agreed};
 use super::report::{LoadEntry, LoadReport};
 use crate::ids::{DpRank, WorkerId};
 
@@ -87,7 +87,7 @@ pub enum Unavailable {
     Empty,
     /// The worker's rank is not in it.
     RankMissing,
-    /// The worker's rank stands there twice.
+    /// Two different things are said of the worker's rank.
     RankTwice,
     /// What stands there for the rank cannot be, or says nothing.
     RankUnreadable,
@@ -105,13 +105,12 @@ pub fn project(answer: &LoadAnswer, rank: Option<DpRank>) -> Result<LoadAnswer, 
     if answer.is_empty() {
         return Err(Unavailable::Empty);
     }
-    let mut its = answer.entries.iter().filter(|entry| entry.dp_rank == Some(rank.0.into()));
-    let entry = its.next().ok_or(Unavailable::RankMissing)?;
-    if its.next().is_some() {
-        return Err(Unavailable::RankTwice);
-    }
+    let first = agreed(&answer.entries).get(&rank.0.into()).copied().ok_or(Unavailable::RankMissing)?;
+    let entry = &answer.entries[first.ok_or(Unavailable::RankTwice)?];
     match entry.load.check() {
-        Ok((load, _)) if !load.is_empty() => Ok(LoadAnswer::of_ranks(vec![*entry])),
+        Ok((load, _)) if !load.is_empty() => {
+            Ok(LoadAnswer { timestamp: answer.timestamp, ..LoadAnswer::of_ranks(vec![*entry]) })
+        }
         _ => Err(Unavailable::RankUnreadable),
     }
 }
@@ -208,7 +207,10 @@ mod tests {
         assert_eq!((seen.dp_rank_count(), seen.aggregate), (1, None));
         assert_eq!(seen.entries, [entry(5)]);
         assert_eq!(project(&answer(&[4, 5]), Some(DpRank(0))), Err(Unavailable::RankMissing));
-        assert_eq!(project(&answer(&[4, 4]), Some(DpRank(4))), Err(Unavailable::RankTwice));
+        assert!(project(&answer(&[4, 4]), Some(DpRank(4))).is_ok());
+        let mut contradicting = answer(&[4, 4]);
+        contradicting.entries[1].load.num_running_reqs = 7.0.into();
+        assert_eq!(project(&contradicting, Some(DpRank(4))), Err(Unavailable::RankTwice));
         let mut bad = answer(&[4]);
         bad.entries[0].load.token_usage = 2.0.into();
         assert_eq!(project(&bad, Some(DpRank(4))), Err(Unavailable::RankUnreadable));

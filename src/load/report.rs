@@ -50,6 +50,26 @@ pub struct RawRankLoad {
     pub decode_blocks: RawNumber,
     /// How old the figures were when the report was made, in milliseconds; absent is fresh.
     pub age_ms: RawNumber,
+    /// Blocks that the KV cache holds, of the size that the engine schedules by.
+    pub kv_total_blocks: RawNumber,
+    /// Whether those blocks are this rank's share of a sum over several engines.
+    pub total_is_divided: bool,
+    /// Requests that the rank runs at once, as its engine says.
+    pub max_running_requests: RawNumber,
+    /// Whether the engine sleeps, where it says so.
+    pub sleep: Option<SleepState>,
+}
+
+/// Whether an engine sleeps: it is there and serves nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SleepState {
+    /// It serves.
+    Awake,
+    /// It sleeps.
+    Asleep {
+        /// Whether its sleep has taken the KV cache from the device.
+        cache_gone: bool,
+    },
 }
 
 /// One entry of a report.
@@ -82,6 +102,8 @@ pub struct LoadReport {
 impl LoadReport {
     /// The source of a report that names none.
     pub const ENGINE: &str = "engine";
+    /// The source of what a load socket says.
+    pub const LOAD_STAT: &str = "load_stat";
 
     /// An engine's report on these ranks.
     pub fn new(entries: Vec<LoadEntry>) -> Self {
@@ -110,6 +132,14 @@ pub struct RankLoad {
     pub queued_uncached_tokens: Option<u64>,
     /// Blocks of active requests; may be a fraction where outputs are expected to decay.
     pub decode_blocks: Option<f64>,
+    /// Blocks that the KV cache holds, of the size that the engine schedules by.
+    pub kv_total_blocks: Option<u64>,
+    /// Whether those blocks are this rank's share of a sum over several engines.
+    pub total_is_divided: bool,
+    /// Requests that the rank runs at once.
+    pub max_running_requests: Option<u64>,
+    /// Whether the engine sleeps, where it says so.
+    pub sleep: Option<SleepState>,
 }
 
 /// Why an entry was refused: what one of its fields is. One bad field makes the whole entry unbelievable.
@@ -147,6 +177,10 @@ impl RawRankLoad {
             prefill_tokens: count(self.prefill_tokens)?,
             queued_uncached_tokens: count(self.queued_uncached_tokens)?,
             decode_blocks: amount(self.decode_blocks, MAX_COUNT)?,
+            kv_total_blocks: count(self.kv_total_blocks)?,
+            total_is_divided: self.total_is_divided,
+            max_running_requests: count(self.max_running_requests)?,
+            sleep: self.sleep,
         };
         let age_ms = amount(self.age_ms, MAX_COUNT)?.unwrap_or(0.0);
         // In range for a duration: at most 2^53 ms.

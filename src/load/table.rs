@@ -1,10 +1,12 @@
 //! The newest report of every declared rank.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::answer::{LoadAnswer, agreed};
 use super::ledger::{Booked, Ledger, LedgerConfig};
+use super::place::{Place, ReportedCapacity, Stamp, Stored, Taken};
 use super::report::{LoadReport, RankLoad};
 use crate::block::BlockSize;
 use crate::ids::{DpRank, Moment, RankKey, WorkerId};
@@ -52,6 +54,12 @@ pub struct LoadTable {
     limits: HashMap<Arc<str>, Duration>,
     ledger: Ledger,
     counts: LoadCounts,
+    /// Ranks that were said to hold another amount than before, until somebody asks.
+    resized: BTreeSet<RankKey>,
+    /// Ranks whose engine has fallen asleep and lost its cache, until somebody asks.
+    emptied: BTreeSet<RankKey>,
+    /// By base URL: at most one for each that is asked.
+    rollups: BTreeMap<Box<str>, (Moment, Arc<LoadAnswer>)>,
 }
 
 /// One rank's newest report, as a saved value.
@@ -69,28 +77,8 @@ pub struct SavedLoad {
 
 #[derive(Debug, Default)]
 struct WorkerLoad {
-    ranks: BTreeMap<DpRank, Option<Stored>>,
+    ranks: BTreeMap<DpRank, Place>,
     aggregate: Option<Stored>,
-}
-
-#[derive(Clone, Debug)]
-struct Stored {
-    load: RankLoad,
-    received: Moment,
-    /// How old the figures were when they came.
-    age_then: Duration,
-    source: Arc<str>,
-}
-
-impl Stored {
-    fn age(&self, now: Moment) -> Duration {
-        now.since(self.received).saturating_add(self.age_then)
-    }
-
-    /// When the figures were true.
-    fn measured(&self) -> Moment {
-        self.received - self.age_then
-    }
 }
 
 /// What became of a report's entries; or of all entries so far.
@@ -177,6 +165,16 @@ impl RankLoadView {
         }
     }
 
+    /// Requests on the rank, running and waiting and sent since, as far as they are known.
+    pub fn requests(&self) -> Option<u64> {
+        match self {
+            Self::Known { running: Some(running), waiting, .. } => {
+                Some(running.saturating_add(waiting.unwrap_or(0)))
+            }
+            _ => None,
+        }
+    }
+
     /// How old the figures are; `None` if nothing was ever reported.
     pub fn age(&self) -> Option<Duration> {
         match self {
@@ -185,6 +183,21 @@ impl RankLoadView {
             Self::Unknown(_) => None,
         }
     }
+}
+
+/// What is shown of a rank's load whether or not it is known.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct RankGauges {
+    /// Requests being served, with what was sent there since the report.
+    pub running: Option<u64>,
+    /// Requests waiting.
+    pub waiting: Option<u64>,
+    /// Blocks of the KV cache in use, with what was sent there since the report.
+    pub used_blocks: Option<f64>,
+    /// Requests that the rank runs at once, as its engine says.
+    pub request_limit: Option<u64>,
+    /// Whether its engine sleeps.
+    pub asleep: bool,
 }
 
 /// What a rank's active blocks follow from, best first.
@@ -277,64 +290,117 @@ impl LoadTable {
         self.ledger.retire(rank);
         let Some(worker) = self.workers.get_mut(&rank.worker) else { return false };
         let gone = worker.ranks.remove(&rank.dp_rank).is_some();
+        self.resized.remove(rank);
+        self.emptied.remove(rank);
         if worker.ranks.is_empty() {
             self.workers.remove(&rank.worker);
         }
         gone
     }
 
-    /// Takes a worker's report, entry by entry.
+    /// Takes a worker's report that is as old as its entries say, entry by entry.
     ///
     /// An entry that is refused neither becomes 0 nor renews the age of what is known.
     pub fn report(&mut self, now: Moment, worker: &WorkerId, report: &LoadReport) -> LoadCounts {
+        self.report_measured(now, now, worker, report)
+    }
+
+    /// Takes a worker's report that was measured at `measured` and received at `now`; an entry's own age is
+    /// counted from there.
+    ///
+    /// What was booked after that moment is not in the report and stays counted beside it (requirement L18).
+    pub fn report_measured(
+        &mut self,
+        now: Moment,
+        measured: Moment,
+        worker: &WorkerId,
+        report: &LoadReport,
+    ) -> LoadCounts {
         let mut counts = LoadCounts::default();
-        let mut place = self.workers.get_mut(worker);
-        let times = times_named(report);
-        for entry in &report.entries {
-            let Some(named) = entry.dp_rank else {
-                counts.refused_entries += 1;
-                continue;
-            };
-            let slot = u32::try_from(named).ok().and_then(|rank| {
-                // The fleet's ranks, and nothing else, have a slot.
-                place.as_mut()?.ranks.get_mut(&DpRank(rank))
-            });
-            let Some(slot) = slot else {
+        let agreed = agreed(&report.entries);
+        for (at, entry) in report.entries.iter().enumerate() {
+            let rank = entry.dp_rank.and_then(|rank| u32::try_from(rank).ok()).map(DpRank);
+            if entry.dp_rank.is_some() && !self.has_place(worker, rank) {
                 counts.out_of_range += 1;
                 continue;
+            }
+            let (load, age) = match (entry.dp_rank.and_then(|rank| agreed.get(&rank)), entry.load.check()) {
+                // Who says the same again has said it once.
+                (Some(Some(first)), Ok(_)) if *first != at => continue,
+                (Some(Some(_)), Ok(read)) => read,
+                _ => {
+                    counts.refused_entries += 1;
+                    continue;
+                }
             };
-            match entry.load.check() {
-                _ if times.get(&named) != Some(&1) => counts.refused_entries += 1,
-                Err(_) => counts.refused_entries += 1,
-                Ok((load, _)) if load.is_empty() => counts.empty += 1,
-                Ok((load, age_then)) => {
-                    let source = report.source.clone();
-                    let stored = Stored { load, received: now, age_then, source };
-                    let measured = stored.measured();
-                    if keep_newer(slot, stored, now) {
-                        counts.accepted += 1;
-                        if let Ok(rank) = u32::try_from(named) {
-                            let rank = RankKey { worker: worker.clone(), dp_rank: DpRank(rank) };
-                            self.ledger.reported(&rank, measured, now);
-                        }
-                    } else {
-                        counts.superseded += 1;
-                    }
+            let stamp = Stamp { received: now, age_then: now.since(measured).saturating_add(age) };
+            let stored = Stored { load, stamp, source: report.source.clone() };
+            match rank {
+                _ if load.is_empty() => counts.empty += 1,
+                Some(dp_rank) if self.offer(now, RankKey { worker: worker.clone(), dp_rank }, stored) => {
+                    counts.accepted += 1;
                 }
+                _ => counts.superseded += 1,
             }
         }
-        if let (Some(aggregate), Some(place)) = (&report.aggregate, place) {
-            match aggregate.check() {
-                Ok((load, age_then)) if !load.is_empty() => {
-                    let source = report.source.clone();
-                    keep_newer(&mut place.aggregate, Stored { load, received: now, age_then, source }, now);
-                }
-                Ok(_) => counts.empty += 1,
-                Err(_) => counts.refused_entries += 1,
-            }
-        }
+        self.take_aggregate(now, measured, worker, report, &mut counts);
         self.counts.add(counts);
         counts
+    }
+
+    fn has_place(&self, worker: &WorkerId, rank: Option<DpRank>) -> bool {
+        // The fleet's ranks, and nothing else, have a place.
+        rank.is_some_and(|rank| {
+            self.workers.get(worker).is_some_and(|worker| worker.ranks.contains_key(&rank))
+        })
+    }
+
+    fn offer(&mut self, now: Moment, rank: RankKey, stored: Stored) -> bool {
+        let (limits, ttl) = (&self.limits, self.config.ttl);
+        let fresh =
+            |stored: &Stored| stored.stamp.age(now) <= limits.get(&stored.source).copied().unwrap_or(ttl);
+        let place = self.workers.get_mut(&rank.worker).and_then(|worker| worker.ranks.get_mut(&rank.dp_rank));
+        let Some(place) = place else { return false };
+        let measured = stored.stamp.measured();
+        let Taken { taken, resized, cache_gone } = place.offer(now, stored, fresh);
+        if taken {
+            self.ledger.reported(&rank, measured, now);
+        }
+        if resized {
+            self.resized.insert(rank.clone());
+        }
+        if cache_gone {
+            self.emptied.insert(rank);
+        }
+        taken
+    }
+
+    /// An aggregate is nobody's load. But an engine that sleeps does so with all its ranks.
+    fn take_aggregate(
+        &mut self,
+        now: Moment,
+        measured: Moment,
+        worker: &WorkerId,
+        report: &LoadReport,
+        counts: &mut LoadCounts,
+    ) {
+        let (Some(aggregate), Some(its)) = (&report.aggregate, self.workers.get_mut(worker)) else { return };
+        let (load, age) = match aggregate.check() {
+            Ok(read) if !read.0.is_empty() => read,
+            Ok(_) => return counts.empty += 1,
+            Err(_) => return counts.refused_entries += 1,
+        };
+        let stamp = Stamp { received: now, age_then: now.since(measured).saturating_add(age) };
+        if let Some(state) = load.sleep {
+            for (&dp_rank, place) in &mut its.ranks {
+                if place.note_sleep(now, state, stamp) {
+                    self.emptied.insert(RankKey { worker: worker.clone(), dp_rank });
+                }
+            }
+        }
+        if its.aggregate.as_ref().is_none_or(|known| stamp.age(now) <= known.stamp.age(now)) {
+            its.aggregate = Some(Stored { load, stamp, source: report.source.clone() });
+        }
     }
 
     /// A rank's load at `now`: its fresh report and what was reserved there since; where the mode lets the
@@ -368,18 +434,20 @@ impl LoadTable {
         block_size: BlockSize,
         exact_capacity: Option<u64>,
     ) -> RankLoadView {
-        let slot = self.workers.get(&rank.worker).and_then(|worker| worker.ranks.get(&rank.dp_rank));
-        let stored = match slot {
-            None => return RankLoadView::Unknown(LoadUnknown::NotDeclared),
-            Some(None) => return RankLoadView::Unknown(LoadUnknown::NeverReported),
-            Some(Some(stored)) => stored,
+        let Some(place) = self.place(rank) else {
+            return RankLoadView::Unknown(LoadUnknown::NotDeclared);
         };
-        let age = stored.age(now);
+        let Some(stored) = &place.report else {
+            return RankLoadView::Unknown(LoadUnknown::NeverReported);
+        };
+        let age = stored.stamp.age(now);
         if age > self.limit(stored) {
             return RankLoadView::Unknown(LoadUnknown::TooOld { age });
         }
         let load = &stored.load;
-        let Some((decode_blocks, basis)) = active_blocks(load, block_size, exact_capacity) else {
+        // A usage is a share of what the engine says that it has, whatever was declared.
+        let capacity = place.capacity(block_size).map(|reported| reported.blocks).or(exact_capacity);
+        let Some((decode_blocks, basis)) = active_blocks(load, block_size, capacity) else {
             return RankLoadView::Unknown(LoadUnknown::NoUsableField { age });
         };
         let since = self.ledger.since_report(rank);
@@ -398,7 +466,7 @@ impl LoadTable {
             active_prefill_tokens: plus(load.prefill_tokens.or(load.queued_uncached_tokens), |booked| {
                 booked.prefill_tokens
             }),
-            used_blocks: used_blocks(load, block_size, exact_capacity).map(|used| used + since.decode_blocks),
+            used_blocks: used_blocks(load, block_size, capacity).map(|used| used + since.decode_blocks),
             running: plus(load.num_running_reqs, |booked| booked.requests),
             waiting: load.num_waiting_reqs,
             age: Some(age),
@@ -443,24 +511,105 @@ impl LoadTable {
     /// The figures of a rank's newest report as they came, if it is fresh, with their age.
     pub fn fresh(&self, now: Moment, rank: &RankKey) -> Option<(&RankLoad, Duration)> {
         let stored = self.stored(rank)?;
-        let age = stored.age(now);
+        let age = stored.stamp.age(now);
         (age <= self.limit(stored)).then_some((&stored.load, age))
     }
 
+    fn place(&self, rank: &RankKey) -> Option<&Place> {
+        self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)
+    }
+
     fn stored(&self, rank: &RankKey) -> Option<&Stored> {
-        self.workers.get(&rank.worker)?.ranks.get(&rank.dp_rank)?.as_ref()
+        self.place(rank)?.report.as_ref()
+    }
+
+    /// What a rank holds by its engine's own word, in blocks of `block_size`; `None` if it never said so. It
+    /// stands until the engine says otherwise: a size does not age.
+    pub fn reported_capacity(&self, rank: &RankKey, block_size: BlockSize) -> Option<ReportedCapacity> {
+        self.place(rank)?.capacity(block_size)
+    }
+
+    /// Requests that a rank runs at once by its engine's own word. It informs, and excludes nobody.
+    pub fn reported_request_limit(&self, rank: &RankKey) -> Option<u64> {
+        self.place(rank)?.request_limit()
+    }
+
+    /// Whether a rank's engine sleeps, as it said within [`LoadConfig::ttl`]. `false` where nothing says so.
+    pub fn is_asleep(&self, now: Moment, rank: &RankKey) -> bool {
+        self.place(rank).is_some_and(|place| place.is_asleep(now, self.config.ttl))
+    }
+
+    /// Everything that is shown of a rank's load, known or not, at the cost of [`LoadTable::load`]. A figure
+    /// that no fresh report gives is `None`.
+    pub fn gauges(
+        &self,
+        now: Moment,
+        rank: &RankKey,
+        block_size: BlockSize,
+        exact_capacity: Option<u64>,
+    ) -> RankGauges {
+        let view = self.load(now, rank, block_size, exact_capacity);
+        let fresh = self.fresh(now, rank).map(|(load, _)| load);
+        let (running, used_blocks) = match view {
+            RankLoadView::Known { running, used_blocks, .. } => (running, used_blocks),
+            RankLoadView::Unknown(_) => (fresh.and_then(|load| load.num_running_reqs), None),
+        };
+        RankGauges {
+            running,
+            waiting: fresh.and_then(|load| load.num_waiting_reqs),
+            used_blocks,
+            request_limit: self.reported_request_limit(rank),
+            asleep: self.is_asleep(now, rank),
+        }
+    }
+
+    /// Ranks that were said to hold another amount than before, since this was last asked.
+    pub fn take_resized(&mut self) -> BTreeSet<RankKey> {
+        std::mem::take(&mut self.resized)
+    }
+
+    /// Ranks whose engine has fallen into a sleep that takes its device cache, since this was last asked.
+    pub fn take_emptied(&mut self) -> BTreeSet<RankKey> {
+        std::mem::take(&mut self.emptied)
+    }
+
+    /// Every worker's own figures that are fresh, in no order.
+    pub fn aggregates(&self, now: Moment) -> impl Iterator<Item = (&WorkerId, AggregateView)> {
+        self.workers.keys().filter_map(move |worker| Some((worker, self.aggregate(now, worker)?)))
+    }
+
+    /// Keeps what a gateway at `base` said of a fleet: shown, and no rank's load.
+    pub fn note_rollup(&mut self, measured: Moment, base: &str, answer: Arc<LoadAnswer>) {
+        self.rollups.insert(base.into(), (measured, answer));
+    }
+
+    /// Forgets what a gateway said, since it is asked no more.
+    pub fn forget_rollup(&mut self, base: &str) {
+        self.rollups.remove(base);
+    }
+
+    /// What gateways said that is fresh, by base URL, with its age.
+    pub fn rollups(&self, now: Moment) -> impl Iterator<Item = (&str, &LoadAnswer, Duration)> {
+        let ttl = self.config.ttl;
+        let aged = self
+            .rollups
+            .iter()
+            .map(move |(base, (measured, answer))| (&**base, &**answer, now.since(*measured)));
+        aged.filter(move |(_, _, age)| *age <= ttl)
     }
 
     /// The newest report of every rank that has one, with its age: what [`LoadTable::restore`] takes.
     pub fn saved(&self, now: Moment) -> Vec<SavedLoad> {
         let known = self.workers.iter().flat_map(|(worker, load)| {
-            load.ranks.iter().filter_map(move |(&dp_rank, stored)| Some((worker, dp_rank, stored.as_ref()?)))
+            load.ranks
+                .iter()
+                .filter_map(move |(&dp_rank, stored)| Some((worker, dp_rank, stored.report.as_ref()?)))
         });
         known
             .map(|(worker, dp_rank, stored)| SavedLoad {
                 rank: RankKey { worker: worker.clone(), dp_rank },
                 load: stored.load,
-                age: stored.age(now),
+                age: stored.stamp.age(now),
                 source: stored.source.clone(),
             })
             .collect()
@@ -476,10 +625,8 @@ impl LoadTable {
     ) -> usize {
         let mut taken = 0;
         for SavedLoad { rank, load, age, source } in saved {
-            let place = self.workers.get_mut(&rank.worker);
-            let Some(slot) = place.and_then(|worker| worker.ranks.get_mut(&rank.dp_rank)) else { continue };
-            let stored = Stored { load, received: now, age_then: age.saturating_add(since), source };
-            taken += usize::from(keep_newer(slot, stored, now));
+            let stamp = Stamp { received: now, age_then: age.saturating_add(since) };
+            taken += usize::from(self.offer(now, rank, Stored { load, stamp, source }));
         }
         taken
     }
@@ -487,13 +634,13 @@ impl LoadTable {
     /// The figures of a rank's newest report as they came, fresh or not, with their age.
     pub fn newest(&self, now: Moment, rank: &RankKey) -> Option<(&RankLoad, Duration)> {
         let stored = self.stored(rank)?;
-        Some((&stored.load, stored.age(now)))
+        Some((&stored.load, stored.stamp.age(now)))
     }
 
     /// A worker's own figures at `now`; `None` if there are none or they are older than the limit.
     pub fn aggregate(&self, now: Moment, worker: &WorkerId) -> Option<AggregateView> {
         let stored = self.workers.get(worker)?.aggregate.as_ref()?;
-        let age = stored.age(now);
+        let age = stored.stamp.age(now);
         (age <= self.limit(stored)).then(|| AggregateView {
             load: stored.load,
             age,
@@ -519,24 +666,6 @@ impl LoadTable {
     }
 }
 
-/// How often each rank is named: two entries for one rank contradict each other, so neither is believed.
-fn times_named(report: &LoadReport) -> HashMap<u64, u32> {
-    let mut times = HashMap::with_capacity(report.entries.len());
-    for rank in report.entries.iter().filter_map(|entry| entry.dp_rank) {
-        *times.entry(rank).or_insert(0_u32) += 1;
-    }
-    times
-}
-
-/// Stores what is not older than what is there; the same figures again renew the age.
-fn keep_newer(slot: &mut Option<Stored>, stored: Stored, now: Moment) -> bool {
-    let newer = slot.as_ref().is_none_or(|known| stored.age(now) <= known.age(now));
-    if newer {
-        *slot = Some(stored);
-    }
-    newer
-}
-
 fn active_blocks(load: &RankLoad, block_size: BlockSize, capacity: Option<u64>) -> Option<(f64, LoadBasis)> {
     if let Some(blocks) = load.decode_blocks {
         return Some((blocks, LoadBasis::DecodeBlocks));
@@ -557,11 +686,11 @@ fn used_blocks(load: &RankLoad, block_size: BlockSize, capacity: Option<u64>) ->
         .or_else(|| by_usage(load, block_size, capacity))
 }
 
-/// A share of an exact capacity: the declared one, or the one that the engine profiled and reports beside it.
+/// A share of the rank's capacity: the one that the report itself gives, else `capacity`.
 fn by_usage(load: &RankLoad, block_size: BlockSize, capacity: Option<u64>) -> Option<f64> {
-    let reported = || load.max_total_num_tokens.map(|tokens| tokens / u64::from(block_size.get()));
-    let capacity = capacity.or_else(reported).filter(|&blocks| blocks > 0)?;
-    Some(load.token_usage? * capacity as f64)
+    let tokens = || load.max_total_num_tokens.map(|tokens| tokens / u64::from(block_size.get()));
+    let own = load.kv_total_blocks.or_else(tokens).filter(|&blocks| blocks > 0);
+    Some(load.token_usage? * own.or(capacity).filter(|&blocks| blocks > 0)? as f64)
 }
 
 /// Tokens in blocks, rounded up.
@@ -573,7 +702,7 @@ fn blocks_of(tokens: u64, block_size: BlockSize) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
-    use crate::load::{Claim, ClaimedBlocks, LoadEntry, RawNumber, RawRankLoad};
+    use crate::load::{Claim, ClaimedBlocks, LoadEntry, RawNumber, RawRankLoad, SleepState};
 
     const BLOCK: BlockSize = BlockSize::new(4).unwrap();
 
@@ -644,7 +773,7 @@ mod tests {
         let mut table = table("w1", 0..2);
         table.say(at(0), "w1", &[(0, decode(4.0)), (1, decode(5.0))]);
         let counts =
-            table.say(at(10_000), "w1", &[(0, decode(f64::NAN)), (1, decode(6.0)), (1, decode(6.0))]);
+            table.say(at(10_000), "w1", &[(0, decode(f64::NAN)), (1, decode(6.0)), (1, decode(7.0))]);
         assert_eq!((counts.accepted, counts.refused_entries), (0, 3));
         assert_eq!(table.view(at(10_000), "w1", 0).age(), Some(Duration::from_secs(10)));
         assert_eq!(table.blocks(at(15_000), "w1", 0..2), [Some(4.0), Some(5.0)]);
@@ -872,5 +1001,145 @@ mod tests {
         table.declare(&RankKey::new("w", 0));
         assert_eq!(table.view(at(10), "w", 0).decode_blocks(), Some(0.0));
         assert!(table.ledger().is_empty());
+    }
+
+    impl LoadTable {
+        fn say_as(&mut self, now: Moment, source: &str, load: RawRankLoad) -> LoadCounts {
+            let report =
+                LoadReport { source: source.into(), ..LoadReport::new(vec![LoadEntry::new(0, load)]) };
+            self.report(now, &"w".into(), &report)
+        }
+    }
+
+    /// L18: an engine's word outranks a router's while it is fresh, and only what can be used counts for that.
+    #[test]
+    fn the_engines_word_outranks_others() {
+        let running = || RawRankLoad { num_running_reqs: 3.0.into(), ..RawRankLoad::default() };
+        let mut table = table("w", 0..1);
+        table.say_as(at(0), "router", decode(1.0));
+        assert_eq!(table.blocks(at(0), "w", 0..1), [Some(1.0)]);
+        for (n, source) in
+            ["engine", "load_stat", "grpc_vllm", "http_v1_loads", "prometheus"].iter().enumerate()
+        {
+            let (now, blocks) = (at(10 + n as u64), 10.0 + n as f64);
+            table.say_as(now, source, decode(blocks));
+            let counts = table.say_as(now, "router", decode(99.0));
+            assert_eq!((counts.accepted, counts.superseded), (0, 1));
+            assert_eq!(table.blocks(now, "w", 0..1), [Some(blocks)]);
+        }
+        // Nothing usable replaces nothing usable, whoever says it.
+        for source in ["prometheus", "engine", "router"] {
+            assert_eq!(table.say_as(at(20), source, running()).superseded, 1);
+            assert_eq!(table.blocks(at(20), "w", 0..1), [Some(14.0)]);
+        }
+        // Silent for too long, the engine has no word any more.
+        table.say_as(at(15_015), "router", decode(5.0));
+        assert_eq!(table.blocks(at(15_015), "w", 0..1), [Some(5.0)]);
+        // What the engine says without a usable field leaves the router's usable word.
+        table.say_as(at(15_016), "engine", running());
+        assert_eq!(table.blocks(at(15_016), "w", 0..1), [Some(5.0)]);
+        table.say_as(at(15_017), "engine", decode(6.0));
+        assert_eq!(table.blocks(at(15_017), "w", 0..1), [Some(6.0)]);
+    }
+
+    /// L18: among hearsay the newest counts, and one without a usable field does not.
+    #[test]
+    fn a_usable_report_stands_until_it_is_too_old() {
+        let mut table = table("w", 0..1);
+        let tokens = RawRankLoad { num_used_tokens: 400.0.into(), ..RawRankLoad::default() };
+        let running = RawRankLoad { num_running_reqs: 3.0.into(), ..RawRankLoad::default() };
+        table.say_as(at(0), "a", tokens);
+        table.say_as(at(1), "b", running);
+        assert_eq!(table.blocks(at(1), "w", 0..1), [Some(100.0)]);
+        table.say_as(at(2), "b", decode(7.0));
+        assert_eq!(table.blocks(at(2), "w", 0..1), [Some(7.0)]);
+        table.say_as(at(15_003), "b", running);
+        let none = LoadUnknown::NoUsableField { age: Duration::ZERO };
+        assert_eq!(table.view(at(15_003), "w", 0), RankLoadView::Unknown(none));
+    }
+
+    /// L18: what was booked while an engine took its time to answer is not in its answer.
+    #[test]
+    fn a_report_is_as_old_as_its_measurement() {
+        let mut table = table("w", 0..1);
+        reserve(&mut table, at(900), "before", 0, 10, 2);
+        reserve(&mut table, at(1_200), "meanwhile", 0, 30, 5);
+        let report = LoadReport::new(vec![LoadEntry::new(0, decode(1.0))]);
+        table.report_measured(at(2_500), at(1_000), &"w".into(), &report);
+        let view = table.view(at(2_500), "w", 0);
+        assert_eq!((view.decode_blocks(), view.age()), (Some(6.0), Some(Duration::from_millis(1_500))));
+        // An entry's own age counts from there.
+        let aged =
+            LoadReport::new(vec![LoadEntry::new(0, RawRankLoad { age_ms: 100.0.into(), ..decode(1.0) })]);
+        table.report_measured(at(2_600), at(2_500), &"w".into(), &aged);
+        assert_eq!(table.view(at(2_600), "w", 0).age(), Some(Duration::from_millis(200)));
+    }
+
+    /// L18, D10: several entries that say the same of one rank are one report.
+    #[test]
+    fn equal_entries_are_one_report() {
+        let mut table = table("w", 0..2);
+        let counts = table.say(at(0), "w", &[(0, decode(4.0)), (1, decode(6.0)), (0, decode(4.0))]);
+        assert_eq!((counts.accepted, counts.refused_entries), (2, 0));
+        assert_eq!(table.blocks(at(0), "w", 0..2), [Some(4.0), Some(6.0)]);
+        let counts = table.say(at(1), "w", &[(0, decode(4.0)), (0, decode(4.0)), (0, decode(5.0))]);
+        assert_eq!((counts.accepted, counts.refused_entries), (0, 3));
+    }
+
+    /// L17: an engine's size is its own to say, stands until it says another, and gives its usage a measure.
+    #[test]
+    fn what_an_engine_says_of_its_size_stands() {
+        let mut table = table("w", 0..1);
+        let rank = RankKey::new("w", 0);
+        let blocks = |blocks: f64| RawRankLoad {
+            kv_total_blocks: blocks.into(),
+            total_is_divided: true,
+            token_usage: 0.5.into(),
+            ..RawRankLoad::default()
+        };
+        table.say_as(at(0), "prometheus", blocks(1000.0));
+        let divided = ReportedCapacity { blocks: 1000, divided: true };
+        assert_eq!(table.reported_capacity(&rank, BLOCK), Some(divided));
+        assert_eq!(table.take_resized().len(), 1);
+        assert_eq!(table.load(at(0), &rank, BLOCK, Some(9)).decode_blocks(), Some(500.0));
+        table.say_as(at(1), "prometheus", blocks(1000.0));
+        assert!(table.take_resized().is_empty());
+        // Hearsay about a size is none; tokens are counted in blocks of the declared size.
+        table.say_as(at(2), "router", RawRankLoad { max_total_num_tokens: 4.0.into(), ..decode(1.0) });
+        assert_eq!(table.reported_capacity(&rank, BLOCK), Some(divided));
+        table.say_as(at(3), "load_stat", RawRankLoad { max_total_num_tokens: 403.0.into(), ..decode(1.0) });
+        let exact = ReportedCapacity { blocks: 100, divided: false };
+        assert_eq!(table.reported_capacity(&rank, BLOCK), Some(exact));
+        table.say_as(at(4), "engine", RawRankLoad { token_usage: 0.5.into(), ..RawRankLoad::default() });
+        assert_eq!(table.view(at(4), "w", 0).decode_blocks(), Some(50.0));
+        assert_eq!(table.gauges(at(4), &rank, BLOCK, None).used_blocks, Some(50.0));
+    }
+
+    /// S5: an engine is asleep for as long as it said so lately; a sleep that takes the cache is told once.
+    #[test]
+    fn a_sleeping_engine_is_known_as_that() {
+        let mut table = table("w", 0..2);
+        let rank = RankKey::new("w", 0);
+        let says = |sleep| RawRankLoad { sleep: Some(sleep), ..decode(0.0) };
+        let gone = SleepState::Asleep { cache_gone: true };
+        table.say_as(at(0), "prometheus", says(SleepState::Awake));
+        assert!(!table.is_asleep(at(0), &rank));
+        for millis in [1, 2] {
+            table.say_as(at(millis), "prometheus", says(gone));
+        }
+        assert!(table.is_asleep(at(2), &rank) && !table.is_asleep(at(2), &RankKey::new("w", 1)));
+        assert_eq!(table.take_emptied().into_iter().collect::<Vec<_>>(), std::slice::from_ref(&rank));
+        table.say_as(at(3), "router", says(SleepState::Awake));
+        assert!(table.is_asleep(at(3), &rank), "a router does not know");
+        assert!(!table.is_asleep(at(15_003), &rank), "nor do we, after a while");
+        table.say_as(at(15_004), "prometheus", says(SleepState::Awake));
+        table.say_as(at(15_005), "prometheus", says(gone));
+        assert_eq!(table.take_emptied().len(), 1);
+        // All engines of a front-end that cannot be told apart sleep together.
+        let mut report = LoadReport::new(Vec::new());
+        report.aggregate = Some(says(gone));
+        table.report(at(15_006), &"w".into(), &report);
+        assert!(table.is_asleep(at(15_006), &RankKey::new("w", 1)));
+        assert_eq!(table.take_emptied().len(), 1);
     }
 }

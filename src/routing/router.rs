@@ -341,7 +341,7 @@ impl<'a> Sight<'a> {
 
     fn candidate(&self, worker: &WorkerView, rank: &RankView, of_worker: Standing) -> Candidate {
         let key = &rank.plan.rank;
-        let capacity = rank.capacity;
+        let capacity = self.pool.capacity_of(worker, rank, self.loads);
         let load = self.loads.load(self.now, key, self.pool.block_size, capacity.exact());
         let overlap = overlap_of(self.overlaps, rank);
         let shared = self.loads.ledger().shared(key, self.chain);
@@ -356,7 +356,7 @@ impl<'a> Sight<'a> {
             balance: worker.spec.balance,
             engine: worker.spec.engine,
             standing: match of_worker {
-                Standing::Ready => self.standing(worker, &load, capacity),
+                Standing::Ready => self.standing(worker, rank, &load, capacity),
                 other => other,
             },
             taints: Arc::clone(&worker.taints),
@@ -392,7 +392,13 @@ impl<'a> Sight<'a> {
     }
 
     /// Whether a rank can be chosen, as far as its own load and capacity go. What is not known excludes nobody.
-    fn standing(&self, worker: &WorkerView, load: &RankLoadView, capacity: Capacity) -> Standing {
+    fn standing(
+        &self,
+        worker: &WorkerView,
+        rank: &RankView,
+        load: &RankLoadView,
+        capacity: Capacity,
+    ) -> Standing {
         if capacity.exact().is_some_and(|blocks| self.request.blocks() > blocks) {
             return Standing::TooSmall;
         }
@@ -402,7 +408,9 @@ impl<'a> Sight<'a> {
         };
         let batched = worker.spec.max_num_batched_tokens;
         let prefill = load.active_prefill_tokens();
-        if over || self.config.admission.is_over(prefill, load.waiting(), batched) {
+        // The limit is what runs at once: the request must still find a place.
+        let full = rank.request_limit.is_some_and(|limit| load.requests().is_some_and(|is| is >= limit));
+        if over || full || self.config.admission.is_over(prefill, load.waiting(), batched) {
             Standing::Overloaded
         } else {
             Standing::Ready

@@ -98,7 +98,7 @@ pub(super) async fn report<C: Control>(
     let aggregate = body.aggregate.as_ref().map(own_figures);
     let report = LoadReport { source: source.into(), entries, aggregate };
     let now = state.control().now();
-    let counts = state.view().loads().lock().report(now, id, &report);
+    let counts = state.view().report_load(now, now, id, &report);
     Ok(Json(json!({
         "status": "ok",
         "accepted": counts.accepted,

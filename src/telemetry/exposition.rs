@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use prom_text_format_parser::Scrape;
 
 use crate::load::answer::MAX_ENTRIES;
-use crate::load::{LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, TryAgain};
+use crate::load::{LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, SleepState, TryAgain};
 
 /// Longest line that is looked at: a name, a dozen labels, a number.
 const MAX_LINE: usize = 16 << 10;
@@ -23,8 +23,17 @@ enum Figure {
     UsageOnce,
     UsedTokens,
     MaxTokens,
-    /// The size stands in the labels.
-    CacheConfig,
+    /// Tokens that the KV cache holds, from the labels.
+    CacheTokens,
+    /// Blocks that the KV cache holds, from the labels: the sum over the engines of one front-end, repeated
+    /// for each.
+    CacheBlocks,
+    /// 1 while the engine is awake.
+    Awake,
+    /// 1 while its weights are offloaded, and its cache is gone with them.
+    WeightsOffloaded,
+    /// 1 while it has discarded everything.
+    DiscardedAll,
 }
 
 fn figure(metric: &str) -> Option<Figure> {
@@ -44,7 +53,8 @@ fn figure(metric: &str) -> Option<Figure> {
         "num_requests_waiting" => Figure::Waiting,
         "kv_cache_usage_perc" => Figure::Usage,
         "gpu_cache_usage_perc" => Figure::UsageOnce,
-        "cache_config_info" => Figure::CacheConfig,
+        "cache_config_info" => Figure::CacheTokens,
+        "engine_sleep_state" => Figure::Awake,
         _ => return None,
     })
 }
@@ -57,7 +67,8 @@ type Series = BTreeMap<Option<u32>, BTreeMap<Figure, RawNumber>>;
 /// Series become ranks' load if every one names its engine by a number, and the numbers are those of `owned`,
 /// the ranks that are declared at this URL: one side must hold the other whole, or the numbers count something
 /// else. Otherwise all of it is one aggregate, which is no rank's. Two series for one figure of one engine
-/// contradict each other, and spoil its entry.
+/// contradict each other, and spoil its entry, unless they are equal: then several parts of the engine say the
+/// same.
 ///
 /// # Errors
 /// No metric that we know is another schema; none that can be read is empty.
@@ -71,15 +82,21 @@ pub fn read(body: &str, owned: &BTreeSet<u32>) -> Result<LoadAnswer, Outcome> {
         if line.len() > MAX_LINE {
             continue;
         }
-        if let Some((engine, value)) = sample(line, figure)
-            && (series.len() < MAX_ENTRIES || series.contains_key(&engine))
-        {
-            let twice = |known: &mut RawNumber| *known = RawNumber::Unreadable;
-            series.entry(engine).or_default().entry(figure).and_modify(twice).or_insert(value);
+        for (engine, figure, value) in samples(line, figure) {
+            if series.len() >= MAX_ENTRIES && !series.contains_key(&engine) {
+                continue;
+            }
+            let again = |known: &mut RawNumber| {
+                if *known != value {
+                    *known = RawNumber::Unreadable;
+                }
+            };
+            series.entry(engine).or_default().entry(figure).and_modify(again).or_insert(value);
         }
     }
     // Some versions describe their cache once, for no engine in particular.
-    if series.len() > 1 && series.get(&None).is_some_and(|all| all.keys().eq([&Figure::CacheConfig])) {
+    let size = |figure: &Figure| matches!(figure, Figure::CacheTokens | Figure::CacheBlocks);
+    if series.len() > 1 && series.get(&None).is_some_and(|all| all.keys().all(size)) {
         series.remove(&None);
     }
     match (known, series.is_empty()) {
@@ -90,22 +107,35 @@ pub fn read(body: &str, owned: &BTreeSet<u32>) -> Result<LoadAnswer, Outcome> {
     }
 }
 
-/// The engine that a line is about, and its value.
-fn sample(line: &str, figure: Figure) -> Option<(Option<u32>, RawNumber)> {
-    let scrape = Scrape::parse(line.trim_end()).ok()?;
-    let sample = scrape.metrics.first()?.samples.first()?;
+/// The engine that a line is about, and what it says of it.
+fn samples(line: &str, figure: Figure) -> Vec<(Option<u32>, Figure, RawNumber)> {
+    let Ok(scrape) = Scrape::parse(line.trim_end()) else { return Vec::new() };
+    let Some(sample) = scrape.metrics.first().and_then(|metric| metric.samples.first()) else {
+        return Vec::new();
+    };
     let label = |key: &str| sample.labels.iter().find(|label| label.key == key).map(|label| &*label.value);
     // vLLM's label, then SGLang's.
     let engine = label("engine").or_else(|| label("dp_rank")).and_then(|engine| engine.parse().ok());
-    let value = match figure {
-        Figure::CacheConfig => {
-            let size = |key| label(key).and_then(|size| size.parse::<f64>().ok());
+    let value = sample.value.value.parse().map_or(RawNumber::Unreadable, RawNumber::Value);
+    match figure {
+        Figure::CacheTokens => {
             // Before it has profiled, an engine writes `None`.
-            RawNumber::Value(size("block_size")? * size("num_gpu_blocks")?)
+            let size = |key| label(key).and_then(|size| size.parse::<f64>().ok()).map(RawNumber::Value);
+            let tokens = size("kv_cache_size_tokens").map(|tokens| (engine, Figure::CacheTokens, tokens));
+            let blocks = size("num_gpu_blocks").map(|blocks| (engine, Figure::CacheBlocks, blocks));
+            tokens.into_iter().chain(blocks).collect()
         }
-        _ => sample.value.value.parse().map_or(RawNumber::Unreadable, RawNumber::Value),
-    };
-    Some((engine, value))
+        Figure::Awake => {
+            let state = match label("sleep_state") {
+                Some("awake") => Figure::Awake,
+                Some("weights_offloaded") => Figure::WeightsOffloaded,
+                Some("discard_all") => Figure::DiscardedAll,
+                _ => return Vec::new(),
+            };
+            vec![(engine, state, value)]
+        }
+        figure => vec![(engine, figure, value)],
+    }
 }
 
 fn answer(series: &Series, owned: &BTreeSet<u32>) -> LoadAnswer {
@@ -113,9 +143,8 @@ fn answer(series: &Series, owned: &BTreeSet<u32>) -> LoadAnswer {
     match engines {
         Some(engines) if engines.is_subset(owned) || owned.is_subset(&engines) => {
             let entries = engines.iter().zip(series.values());
-            LoadAnswer::of_ranks(
-                entries.map(|(&rank, figures)| LoadEntry::new(rank, load(figures))).collect(),
-            )
+            let entry = |(&rank, figures)| LoadEntry::new(rank, sized(load(figures), figures, series));
+            LoadAnswer::of_ranks(entries.map(entry).collect())
         }
         _ => LoadAnswer { aggregate: Some(together(series)), ..LoadAnswer::default() },
     }
@@ -131,9 +160,33 @@ fn load(figures: &BTreeMap<Figure, RawNumber>) -> RawRankLoad {
         num_running_reqs: get(Figure::Running),
         num_waiting_reqs: get(Figure::Waiting),
         num_used_tokens: get(Figure::UsedTokens),
-        max_total_num_tokens: either(Figure::MaxTokens, Figure::CacheConfig),
+        max_total_num_tokens: either(Figure::MaxTokens, Figure::CacheTokens),
         token_usage: either(Figure::Usage, Figure::UsageOnce),
+        sleep: sleep(figures),
         ..RawRankLoad::default()
+    }
+}
+
+/// A number of blocks is the sum over all engines whose labels repeat it. It is not multiplied by the block
+/// size beside it: under context parallelism that is another one than the engine schedules by.
+fn sized(load: RawRankLoad, figures: &BTreeMap<Figure, RawNumber>, series: &Series) -> RawRankLoad {
+    let Some(RawNumber::Value(sum)) = figures.get(&Figure::CacheBlocks).copied() else { return load };
+    let same = |other: &&BTreeMap<Figure, RawNumber>| {
+        other.get(&Figure::CacheBlocks) == Some(&RawNumber::Value(sum))
+    };
+    let engines = series.values().filter(same).count().max(1);
+    let total_is_divided = engines > 1;
+    RawRankLoad { kv_total_blocks: (sum / engines as f64).floor().into(), total_is_divided, ..load }
+}
+
+/// Both kinds of sleep that vLLM has take the cache; one that is neither has only stopped to serve.
+fn sleep(figures: &BTreeMap<Figure, RawNumber>) -> Option<SleepState> {
+    let is = |figure, number: f64| figures.get(&figure) == Some(&RawNumber::Value(number));
+    let cache_gone = is(Figure::WeightsOffloaded, 1.0) || is(Figure::DiscardedAll, 1.0);
+    match () {
+        () if is(Figure::Awake, 0.0) => Some(SleepState::Asleep { cache_gone }),
+        () if is(Figure::Awake, 1.0) => Some(SleepState::Awake),
+        () => None,
     }
 }
 
@@ -153,7 +206,9 @@ fn together(series: &Series) -> RawRankLoad {
         }
         RawNumber::Value(total)
     };
+    let sleep = loads[0].sleep.filter(|state| loads.iter().all(|load| load.sleep == Some(*state)));
     RawRankLoad {
+        sleep,
         num_running_reqs: sum(|load| load.num_running_reqs),
         num_waiting_reqs: sum(|load| load.num_waiting_reqs),
         num_used_tokens: sum(|load| load.num_used_tokens),
@@ -208,10 +263,73 @@ this line is broken {
             let (four, five) =
                 (answer.entries[0].load.check().unwrap().0, answer.entries[1].load.check().unwrap().0);
             assert_eq!((four.num_running_reqs, four.num_waiting_reqs), (Some(3), Some(1)));
-            assert_eq!((four.token_usage, four.max_total_num_tokens), (Some(0.25), Some(1600)));
+            assert_eq!((four.token_usage, four.max_total_num_tokens), (Some(0.25), None));
+            assert_eq!((four.kv_total_blocks, four.total_is_divided), (Some(100), false));
             assert_eq!((five.num_running_reqs, five.num_waiting_reqs), (Some(0), None));
-            assert_eq!((five.token_usage, five.max_total_num_tokens), (Some(0.5), None));
+            assert_eq!((five.token_usage, five.kv_total_blocks), (Some(0.5), None));
         }
+    }
+
+    /// L17, D11: blocks of a front-end's engines are shared out; the profiled tokens are each engine's own.
+    #[test]
+    fn a_sum_over_engines_is_shared_out() {
+        let config = |engine: u32, more: &str| {
+            format!(
+                "vllm:cache_config_info{{block_size=\"16\",engine=\"{engine}\",num_gpu_blocks=\"2001\"{more}}} 1.0\n"
+            )
+        };
+        let of = |text: &str| read(text, &owned(0..2)).unwrap().entries[0].load.check().unwrap().0;
+        let shared = of(&(config(0, "") + &config(1, "")));
+        assert_eq!((shared.kv_total_blocks, shared.total_is_divided), (Some(1000), true));
+        let alone = of(&config(0, ""));
+        assert_eq!((alone.kv_total_blocks, alone.total_is_divided), (Some(2001), false));
+        let profiled = of(&(config(0, ",kv_cache_size_tokens=\"16000\"") + &config(1, "")));
+        assert_eq!(profiled.max_total_num_tokens, Some(16_000));
+    }
+
+    /// D10, L18: equal series of several TP ranks are one report, different ones contradict each other.
+    #[test]
+    fn equal_series_are_one_report() {
+        let text = |second: f64| {
+            format!(
+                "sglang_num_running_reqs{{dp_rank=\"0\",tp_rank=\"0\"}} 5.0\n\
+                 sglang_num_running_reqs{{dp_rank=\"0\",tp_rank=\"1\"}} {second}\n\
+                 sglang_num_running_reqs{{dp_rank=\"1\",tp_rank=\"2\"}} 7\n"
+            )
+        };
+        let running = |second| {
+            let answer = read(&text(second), &owned(0..2)).unwrap();
+            let read = |entry: &LoadEntry| entry.load.check().ok()?.0.num_running_reqs;
+            answer.entries.iter().map(read).collect::<Vec<_>>()
+        };
+        assert_eq!(running(5.0), [Some(5), Some(7)]);
+        assert_eq!(running(6.0), [None, Some(7)]);
+    }
+
+    /// S5: both kinds of vLLM's sleep take the cache; an engine that says nothing is not asleep.
+    #[test]
+    fn sleep_is_read_per_engine() {
+        let state = |engine: u32, state: &str, value: u8| {
+            format!("vllm:engine_sleep_state{{engine=\"{engine}\",sleep_state=\"{state}\"}} {value}.0\n")
+        };
+        let text = [
+            state(0, "awake", 1),
+            state(1, "awake", 0),
+            state(1, "weights_offloaded", 1),
+            state(2, "awake", 0),
+            state(2, "discard_all", 1),
+            state(3, "awake", 0),
+            state(3, "discard_all", 0),
+            "vllm:num_requests_running{engine=\"4\"} 1\n".into(),
+        ]
+        .concat();
+        let answer = read(&text, &owned(0..5)).unwrap();
+        let states: Vec<_> = answer.entries.iter().map(|entry| entry.load.sleep).collect();
+        let asleep = |cache_gone| Some(SleepState::Asleep { cache_gone });
+        assert_eq!(states, [Some(SleepState::Awake), asleep(true), asleep(true), asleep(false), None]);
+        let aggregate = |text: &str| read(text, &owned(7..9)).unwrap().aggregate.unwrap().sleep;
+        assert_eq!(aggregate(&text), None);
+        assert_eq!(aggregate(&(state(0, "awake", 0) + &state(1, "awake", 0))), asleep(false));
     }
 
     /// L10: a cache that is described for no engine in particular takes nothing from the others.

@@ -103,6 +103,16 @@ impl Fetcher {
         }
     }
 
+    /// Whether the engine says by `GET /ready` that it does not serve (SGLang while it sleeps); `None` where it
+    /// says neither.
+    pub async fn sleeps(&self) -> Option<bool> {
+        match self.get("/ready").await {
+            Ok(_) | Err(Outcome::TryAgain(TryAgain::Empty)) => Some(false),
+            Err(Outcome::TryAgain(TryAgain::Unavailable)) => Some(true),
+            Err(_) => None,
+        }
+    }
+
     async fn get(&self, path: &str) -> Result<Bytes, Outcome> {
         let mut request = self.client.get(format!("{}{path}", self.base));
         if let Some(token) = &self.config.token {
@@ -131,7 +141,8 @@ impl Fetcher {
         let Some(channel) = self.channel.clone() else {
             return Err(Outcome::TryAgain(TryAgain::Unreachable));
         };
-        let question = GetLoadsRequest { dp_rank: None, include: vec!["core".into(), "queues".into()] };
+        let question =
+            GetLoadsRequest { include: vec!["core".into(), "queues".into()], ..GetLoadsRequest::default() };
         let mut request = tonic::Request::new(Bytes::from(question.encode_to_vec()));
         if let Some(token) =
             self.config.token.as_ref().and_then(|token| format!("Bearer {token}").parse().ok())

@@ -1,7 +1,8 @@
 //! `GetLoads` as we answer it: every declared rank with a fresh report, by its global number.
 //!
 //! The rules are those that we hold others to: the filter works by presence, a rank that nobody manages is
-//! `INVALID_ARGUMENT`, a managed rank without a report has no entry, and nothing is made up.
+//! `INVALID_ARGUMENT`, a managed rank without a report has no entry, and nothing is made up. Ranks of several
+//! workers may have equal numbers: every entry names its worker, and a filter that could mean two is refused.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,7 +16,7 @@ use tonic::metadata::MetadataMap;
 use super::wire::{
     self, GetLoadsRequest, GetLoadsResponse, LoadsSource, SchedulerLoad, Servicer, entry_bytes,
 };
-use crate::ids::Moment;
+use crate::ids::{DpRank, Moment, RankKey, WorkerId};
 use crate::indexer::{FleetView, PoolView, View};
 use crate::load::RankLoad;
 
@@ -53,9 +54,17 @@ impl LoadsSource for Source {
         metadata: MetadataMap,
     ) -> Result<GetLoadsResponse, Status> {
         let fleet = self.view.fleet();
-        let pools = pools(&fleet, &metadata)?;
-        let wanted = request.dp_rank.map(|rank| wanted(&pools, rank)).transpose()?;
-        let loads = self.loads(servicer, &pools, wanted);
+        let worker = request.worker.as_deref().filter(|worker| !worker.is_empty()).map(WorkerId::new);
+        let asked = Asked {
+            pools: pools(&fleet, &metadata, worker.as_ref(), request.dp_rank)?,
+            worker,
+            dp_rank: None,
+        };
+        let asked = match request.dp_rank {
+            Some(rank) => asked.only(rank)?,
+            None => asked,
+        };
+        let loads = self.loads(servicer, &asked);
         Ok(GetLoadsResponse {
             timestamp: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -67,22 +76,58 @@ impl LoadsSource for Source {
 }
 
 impl Source {
-    fn loads(&self, servicer: Servicer, pools: &[&Arc<PoolView>], wanted: Option<u32>) -> Vec<Bytes> {
+    fn loads(&self, servicer: Servicer, asked: &Asked<'_>) -> Vec<Bytes> {
         let now = (self.now)();
         let table = self.view.loads().lock();
-        let ranks = pools.iter().flat_map(|pool| pool.ranks()).map(|(_, rank)| &rank.plan.rank);
-        let asked = ranks.filter(|rank| wanted.is_none_or(|wanted| rank.dp_rank.0 == wanted));
-        let fresh = asked.filter_map(|rank| {
+        let fresh = asked.ranks().filter_map(|rank| {
             let (load, _) = table.fresh(now, rank)?;
-            Some((rank.dp_rank.0, encode(rank.dp_rank.0, load, servicer)))
+            Some(((rank.dp_rank, &rank.worker), encode(rank, load, servicer)))
         });
-        // By rank, as engines list them.
+        // By rank, as engines list them; equal numbers are told apart by their worker.
         fresh.collect::<BTreeMap<_, _>>().into_values().collect()
     }
 }
 
-/// The pools that are asked for: the one that the metadata name, or the only one.
-fn pools<'f>(fleet: &'f FleetView, metadata: &MetadataMap) -> Result<Vec<&'f Arc<PoolView>>, Status> {
+/// What is asked for.
+struct Asked<'f> {
+    pools: Vec<&'f Arc<PoolView>>,
+    worker: Option<WorkerId>,
+    dp_rank: Option<DpRank>,
+}
+
+impl Asked<'_> {
+    fn ranks(&self) -> impl Iterator<Item = &RankKey> {
+        let ranks = self.pools.iter().flat_map(|pool| pool.ranks()).map(|(_, rank)| &rank.plan.rank);
+        let ranks = ranks.filter(|rank| self.worker.as_ref().is_none_or(|worker| *worker == rank.worker));
+        ranks.filter(|rank| self.dp_rank.is_none_or(|wanted| rank.dp_rank == wanted))
+    }
+
+    /// The same for one rank, of which there must be one.
+    fn only(self, rank: i32) -> Result<Self, Status> {
+        let unmanaged = || Status::invalid_argument(format!("dp_rank {rank} is not managed here"));
+        let dp_rank = Some(DpRank(u32::try_from(rank).map_err(|_| unmanaged())?));
+        let asked = Self { dp_rank, ..self };
+        match asked.ranks().count() {
+            0 => Err(unmanaged()),
+            1 => Ok(asked),
+            several => Err(Status::invalid_argument(format!(
+                "dp_rank {rank} is a rank of {several} workers; name one in the field `worker` (number 100)"
+            ))),
+        }
+    }
+}
+
+/// The pools that are asked for: the worker's, the one that the metadata name, or the only one.
+fn pools<'f>(
+    fleet: &'f FleetView,
+    metadata: &MetadataMap,
+    worker: Option<&WorkerId>,
+    dp_rank: Option<i32>,
+) -> Result<Vec<&'f Arc<PoolView>>, Status> {
+    if let Some(worker) = worker {
+        let unknown = || Status::invalid_argument(format!("worker {worker:?} is not managed here"));
+        return Ok(vec![fleet.pool_of(worker).ok_or_else(unknown)?]);
+    }
     let model = metadata.get(MODEL_KEY).map(|value| value.to_str());
     match model {
         Some(Ok(model)) => {
@@ -90,7 +135,8 @@ fn pools<'f>(fleet: &'f FleetView, metadata: &MetadataMap) -> Result<Vec<&'f Arc
             Ok(vec![pool.ok_or_else(|| Status::not_found(format!("model {model:?} is not served here")))?])
         }
         Some(Err(_)) => Err(Status::invalid_argument(format!("{MODEL_KEY} is not text"))),
-        None if fleet.pools().count() > 1 => {
+        // One rank may be the only one of its number; if not, that is said.
+        None if fleet.pools().count() > 1 && dp_rank.is_none() => {
             let detail = format!("several models are served here; name one in the metadata as {MODEL_KEY}");
             Err(Status::failed_precondition(detail))
         }
@@ -98,27 +144,18 @@ fn pools<'f>(fleet: &'f FleetView, metadata: &MetadataMap) -> Result<Vec<&'f Arc
     }
 }
 
-fn wanted(pools: &[&Arc<PoolView>], rank: i32) -> Result<u32, Status> {
-    let declared = |wanted: &u32| {
-        let mut ranks = pools.iter().flat_map(|pool| pool.ranks());
-        ranks.any(|(_, rank)| rank.plan.rank.dp_rank.0 == *wanted)
-    };
-    u32::try_from(rank)
-        .ok()
-        .filter(declared)
-        .ok_or_else(|| Status::invalid_argument(format!("dp_rank {rank} is not managed here")))
-}
-
 /// What the report said, and no field more.
-fn encode(dp_rank: u32, load: &RankLoad, servicer: Servicer) -> Bytes {
+fn encode(rank: &RankKey, load: &RankLoad, servicer: Servicer) -> Bytes {
     let number = |count: Option<u64>| count.map(|count| i64::try_from(count).unwrap_or(i64::MAX));
     let message = SchedulerLoad {
-        dp_rank: Some(dp_rank.into()),
+        dp_rank: Some(rank.dp_rank.0.into()),
         num_running_reqs: number(load.num_running_reqs),
         num_waiting_reqs: number(load.num_waiting_reqs),
         num_used_tokens: number(load.num_used_tokens),
         max_total_num_tokens: number(load.max_total_num_tokens),
         token_usage: load.token_usage,
+        max_running_requests: number(load.max_running_requests),
+        worker: Some(rank.worker.as_str().to_owned()),
     };
     entry_bytes(servicer, &message, number(load.queued_uncached_tokens))
 }

@@ -17,7 +17,10 @@ use tonic::{Request, Response, Status};
 
 use super::listener::Limited;
 use crate::load::answer::MAX_ENTRIES;
-use crate::load::{LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, TryAgain};
+use crate::load::timestamp::of_text;
+use crate::load::{
+    LoadAnswer, LoadEntry, NotOffered, Outcome, RawNumber, RawRankLoad, RollupEntry, TryAgain,
+};
 
 /// Which servicer is asked: their messages differ in one number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -47,6 +50,9 @@ pub struct GetLoadsRequest {
     /// The sections that are wanted.
     #[prost(string, repeated, tag = "2")]
     pub include: Vec<String>,
+    /// The only worker that is wanted: ours, where a server has several whose ranks have equal numbers.
+    #[prost(string, optional, tag = "100")]
+    pub worker: Option<String>,
 }
 
 /// The answer, its entries not yet read: one that cannot be read spoils no other.
@@ -88,6 +94,12 @@ pub struct SchedulerLoad {
     /// Share of the KV cache in use.
     #[prost(double, optional, tag = "7")]
     pub token_usage: Option<f64>,
+    /// Requests that the rank runs at once.
+    #[prost(int64, optional, tag = "11")]
+    pub max_running_requests: Option<i64>,
+    /// Whose rank it is: ours, for servers that speak for several workers.
+    #[prost(string, optional, tag = "100")]
+    pub worker: Option<String>,
 }
 
 /// What vLLM says beyond that.
@@ -115,15 +127,25 @@ pub fn read(servicer: Servicer, body: Bytes) -> Result<LoadAnswer, Outcome> {
     if answer.loads.is_empty() {
         return Err(Outcome::TryAgain(TryAgain::Empty));
     }
-    let loads = answer.loads.into_iter().take(MAX_ENTRIES);
-    Ok(LoadAnswer::of_ranks(loads.map(|body| entry(servicer, body)).collect()))
+    let timestamp = of_text(&answer.timestamp);
+    let loads = answer.loads.into_iter().take(MAX_ENTRIES).map(|body| entry(servicer, body));
+    let loads: Vec<_> = loads.collect();
+    if loads.iter().any(|(worker, _)| worker.is_some()) {
+        let rollup =
+            loads.into_iter().map(|(worker, entry)| RollupEntry { worker, worker_type: None, entry });
+        return Ok(LoadAnswer { rollup: rollup.collect(), timestamp, ..LoadAnswer::default() });
+    }
+    let entries = loads.into_iter().map(|(_, entry)| entry).collect();
+    Ok(LoadAnswer { timestamp, ..LoadAnswer::of_ranks(entries) })
 }
 
-fn entry(servicer: Servicer, body: Bytes) -> LoadEntry {
+/// An entry, with the worker that it names.
+fn entry(servicer: Servicer, body: Bytes) -> (Option<Box<str>>, LoadEntry) {
     let Ok(load) = SchedulerLoad::decode(body.clone()) else {
         let load = RawRankLoad { num_running_reqs: RawNumber::Unreadable, ..RawRankLoad::default() };
-        return LoadEntry { dp_rank: None, load };
+        return (None, LoadEntry { dp_rank: None, load });
     };
+    let worker = load.worker.as_deref().filter(|worker| !worker.is_empty()).map(Into::into);
     let queued = match servicer {
         Servicer::Vllm => VllmQueued::decode(body).ok().and_then(|more| more.queued_uncached_tokens),
         Servicer::Sglang => SglangQueued::decode(body).ok().and_then(|more| more.queued_uncached_tokens),
@@ -132,7 +154,7 @@ fn entry(servicer: Servicer, body: Bytes) -> LoadEntry {
     // be 0, proves that a snapshot was read; without one, what was not sent stays unknown.
     let max = load.max_total_num_tokens.filter(|&tokens| tokens != 0);
     let counter = |sent: Option<i64>| number(sent.or(max.map(|_| 0)));
-    LoadEntry {
+    let entry = LoadEntry {
         dp_rank: u64::try_from(load.dp_rank.unwrap_or(0)).ok(),
         load: RawRankLoad {
             num_running_reqs: counter(load.num_running_reqs),
@@ -142,9 +164,12 @@ fn entry(servicer: Servicer, body: Bytes) -> LoadEntry {
             token_usage: load.token_usage.into(),
             // Older servicers do not have it: not sent is unknown.
             queued_uncached_tokens: number(queued),
+            // A limit of 0 would be an engine that serves nobody: it was not sent.
+            max_running_requests: number(load.max_running_requests.filter(|&limit| limit != 0)),
             ..RawRankLoad::default()
         },
-    }
+    };
+    (worker, entry)
 }
 
 fn number(sent: Option<i64>) -> RawNumber {
@@ -292,6 +317,20 @@ mod tests {
         assert_eq!(ranks, [Some(0)]);
     }
 
+    /// L8, L19: entries that name a worker are a fleet's, and nobody's ranks here. L18: the answer's own moment.
+    #[test]
+    fn entries_with_a_worker_are_a_rollup() {
+        let named = SchedulerLoad { worker: Some("w".into()), ..load(0) };
+        let fleet = read(Servicer::Vllm, answer(&[named, load(0)])).unwrap();
+        assert_eq!((fleet.rollup.len(), fleet.entries.len()), (2, 0));
+        assert_eq!(fleet.rollup[0].worker.as_deref(), Some("w"));
+        let timestamp = "2025-12-01T01:15:30Z".to_owned();
+        let loads = vec![load(0).encode_to_vec().into()];
+        let body = GetLoadsResponse { timestamp, loads, ..GetLoadsResponse::default() };
+        let own = read(Servicer::Sglang, body.encode_to_vec().into()).unwrap();
+        assert_eq!((own.timestamp, own.entries.len()), (Some(1_764_551_730.0), 1));
+    }
+
     /// L4, L6
     #[test]
     fn bad_bytes_are_told_apart() {
@@ -327,6 +366,7 @@ mod tests {
             ("num_used_tokens", SchedulerLoad { num_used_tokens: one, ..none() }),
             ("max_total_num_tokens", SchedulerLoad { max_total_num_tokens: one, ..none() }),
             ("token_usage", SchedulerLoad { token_usage: Some(0.5), ..none() }),
+            ("max_running_requests", SchedulerLoad { max_running_requests: one, ..none() }),
         ] {
             agrees("SchedulerLoad", field, load.encode_to_vec());
         }
@@ -340,6 +380,13 @@ mod tests {
         agrees("GetLoadsRequest", "dp_rank", rank.encode_to_vec());
         let include = GetLoadsRequest { include: vec!["core".into()], ..GetLoadsRequest::default() };
         agrees("GetLoadsRequest", "include", include.encode_to_vec());
+        // A number above 15 takes two bytes.
+        let named = SchedulerLoad { worker: Some("w".into()), ..none() }.encode_to_vec();
+        let wanted = GetLoadsRequest { worker: Some("w".into()), ..GetLoadsRequest::default() };
+        for (message, bytes) in [("SchedulerLoad", named), ("GetLoadsRequest", wanted.encode_to_vec())] {
+            let tag = (u16::from(bytes[1]) << 7) | u16::from(bytes[0] & 0x7f);
+            assert_eq!(tag >> 3, u16::from(number_of(message, "worker")), "{message}.worker");
+        }
     }
 
     /// The number that is vLLM's is a message of SGLang's, and the other way round.

@@ -275,6 +275,7 @@ fn grpc_entry(servicer: Servicer, load: &ReportedLoad) -> Bytes {
         num_used_tokens: count(load.num_used_tokens),
         max_total_num_tokens: count(load.max_total_num_tokens),
         token_usage: Some(load.token_usage),
+        ..SchedulerLoad::default()
     };
     entry_bytes(servicer, &message, count(load.queued_uncached_tokens))
 }

@@ -267,5 +267,6 @@ fn raw_load(load: &Value) -> RawRankLoad {
         queued_uncached_tokens: field("queued_uncached_tokens"),
         decode_blocks: field("decode_blocks"),
         age_ms: field("age_ms"),
+        ..RawRankLoad::default()
     }
 }

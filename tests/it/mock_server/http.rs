@@ -345,7 +345,7 @@ async fn grpc_answers_by_rank() {
         let ask = async |servicer: Servicer, dp_rank: Option<i32>| {
             let mut client = tonic::client::Grpc::new(channel.clone());
             client.ready().await.unwrap();
-            let question = GetLoadsRequest { dp_rank, include: Vec::new() };
+            let question = GetLoadsRequest { dp_rank, ..GetLoadsRequest::default() };
             let request = tonic::Request::new(Bytes::from(question.encode_to_vec()));
             let path = servicer.path().parse().unwrap();
             let answer = client.unary(request, path, BytesCodec).await.map_err(|status| status.code())?;

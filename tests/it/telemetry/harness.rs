@@ -63,7 +63,8 @@ impl Site {
             .map(|(worker, url)| Binding { worker: (*worker).into(), url: WorkerUrl::parse(url).unwrap() });
         let control = self.node.control();
         let now = move || control.now();
-        self.feeds = Some(Feeds::start(&Handle::current(), self.node.view(), now, bindings, config).unwrap());
+        let feeds = Feeds::start(&Handle::current(), self.node.view(), now, bindings, config, |_| ());
+        self.feeds = Some(feeds.unwrap());
         self
     }
 

@@ -159,6 +159,7 @@ pub fn rank(dp_rank: i64, running: i64) -> SchedulerLoad {
         num_used_tokens: Some(640),
         max_total_num_tokens: Some(8192),
         token_usage: Some(0.078_125),
+        ..SchedulerLoad::default()
     }
 }
 

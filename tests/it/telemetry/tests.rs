@@ -38,7 +38,7 @@ async fn http_entries_stand_alone() {
     let body = r#"{"dp_rank_count": 9, "aggregate": {"total_running_reqs": 50}, "loads": [
         {"dp_rank": 0, "num_running_reqs": 3}, {"dp_rank": 1, "num_running_reqs": -1},
         {"dp_rank": 2, "num_running_reqs": NaN}, {"dp_rank": 3, "num_running_reqs": 1e300},
-        {"dp_rank": 5, "num_running_reqs": 1}, {"dp_rank": 5, "num_running_reqs": 1},
+        {"dp_rank": 5, "num_running_reqs": 1}, {"dp_rank": 5, "num_running_reqs": 2},
         {"dp_rank": 9, "num_running_reqs": 4}, {"dp_rank": 7, "num_running_reqs": 0}]}"#;
     let server = WebServer::start(&[(V1_LOADS, Reply::ok(body))]).await;
     let mut config = quick();
@@ -140,8 +140,9 @@ async fn one_fetch_serves_all_ranks() {
     assert_eq!(site.running("w2", 4..7), [14, 15, 16].map(Some));
     assert_eq!(site.running("v7", 7..8), [Some(17)]);
     let requests = server.requests();
-    assert_eq!(requests.len(), 1, "{requests:?}");
-    assert!(!requests[0].contains('@'));
+    let loads = requests.iter().filter(|request| request.contains(V1_LOADS)).count();
+    assert_eq!(loads, 1, "{requests:?}");
+    assert!(!requests.iter().any(|request| request.contains('@')));
     // Rank 8 is nobody's and was counted once; the aggregate is over all three and so nobody's either.
     assert_eq!(site.counts().out_of_range, 1);
     assert_eq!(["w1", "w2", "v7"].map(|worker| site.aggregate(worker)), [None; 3]);
@@ -311,15 +312,17 @@ async fn we_answer_get_loads_by_the_same_rules() {
     let (view, control) = (site.node.view().clone(), site.node.control());
     let clock = move || control.now();
     let task = tokio::spawn(serve_loads(listener, view, clock, std::future::pending()));
-    let ask = async |servicer: Servicer, dp_rank: Option<i32>| {
+    let ask_of = async |servicer: Servicer, dp_rank: Option<i32>, worker: Option<&str>| {
         let channel = tonic::transport::Endpoint::from_shared(url.clone()).unwrap().connect().await.unwrap();
         let mut client = tonic::client::Grpc::new(channel);
         client.ready().await.unwrap();
-        let question = GetLoadsRequest { dp_rank, include: Vec::new() }.encode_to_vec();
+        let worker = worker.map(str::to_owned);
+        let question = GetLoadsRequest { dp_rank, include: Vec::new(), worker }.encode_to_vec();
         let request = tonic::Request::new(Bytes::from(question));
         let answer = client.unary(request, servicer.path().parse().unwrap(), BytesCodec).await?;
         Ok::<_, tonic::Status>(GetLoadsResponse::decode(answer.into_inner()).unwrap())
     };
+    let ask = async |servicer, dp_rank| ask_of(servicer, dp_rank, None).await;
     let ranks = |answer: &GetLoadsResponse| -> Vec<i64> {
         assert_eq!(answer.dp_rank_count as usize, answer.loads.len());
         let of = |load: &Bytes| SchedulerLoad::decode(load.clone()).unwrap().dp_rank.unwrap();
@@ -344,5 +347,23 @@ async fn we_answer_get_loads_by_the_same_rules() {
             assert_eq!(refused.code(), Code::InvalidArgument);
         }
     }
+    // L19: a second worker with a rank 0. Nothing is merged, and what could mean either is refused.
+    site.declare("w3", 0, 1).await;
+    let load = RawRankLoad { num_running_reqs: 9.0.into(), ..RawRankLoad::default() };
+    let now = site.node.control().now();
+    site.node.view().report_load(now, now, &"w3".into(), &LoadReport::new(vec![LoadEntry::new(0, load)]));
+    let whose = |answer: &GetLoadsResponse| -> Vec<_> {
+        let of = |load: &Bytes| SchedulerLoad::decode(load.clone()).unwrap();
+        answer.loads.iter().map(of).map(|load| (load.worker.unwrap(), load.num_running_reqs)).collect()
+    };
+    let all = ask(Servicer::Vllm, None).await.unwrap();
+    let (w1, w2, w3) = (("w1".into(), Some(3)), ("w2".into(), Some(7)), ("w3".into(), Some(9)));
+    assert_eq!(whose(&all), [w1, w3.clone(), w2]);
+    assert_eq!(ask(Servicer::Vllm, Some(0)).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(whose(&ask_of(Servicer::Sglang, Some(0), Some("w3")).await.unwrap()), [w3]);
+    let foreign = ask_of(Servicer::Sglang, Some(4), Some("w3")).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::InvalidArgument);
+    let nobody = ask_of(Servicer::Sglang, None, Some("w9")).await.unwrap_err();
+    assert_eq!(nobody.code(), Code::InvalidArgument);
     task.abort();
 }
