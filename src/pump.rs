@@ -7,8 +7,10 @@
 //! **What it costs.** One thread that sleeps when there is nothing to do; a wake-up is about 16 µs. Messages
 //! that gather while it works are applied together.
 
+use std::any::Any;
 use std::io;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
@@ -19,9 +21,14 @@ use crate::events::order::ReplayId;
 use crate::ids::{Moment, SourceId};
 use crate::indexer::{Action, Indexer, Input};
 
-/// Messages applied before actions go out and credits come back. A message takes some microseconds, so
-/// readers and publishers are held up for about a millisecond at most.
-const MAX_DRAIN: usize = 256;
+/// What is applied before actions go out and credits come back, in blocks. A block takes a quarter of a
+/// microsecond, so commands, publishers and the few questions that wait for a write section are held up for about
+/// a millisecond. A single message may weigh more: it is one event and cannot be cut.
+const MAX_DRAIN: u64 = 4_096;
+
+/// What taking in a message or a command costs beside its blocks, in blocks: decoding and ordering an empty one
+/// takes some microseconds.
+const EACH: u64 = 8;
 
 /// What a stream's tasks tell the indexing thread.
 ///
@@ -117,6 +124,17 @@ enum Message {
     Call(Call),
 }
 
+impl Message {
+    /// What applying it costs, in blocks.
+    fn cost(&self) -> u64 {
+        match self {
+            // Not the credits that it took: those are capped where a message outweighs its stream's share.
+            Self::Stream { input, .. } => EACH + u64::from(input.weight()),
+            Self::Call(_) => EACH,
+        }
+    }
+}
+
 /// The thread is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the indexing thread has ended")]
@@ -127,6 +145,7 @@ pub struct Gone;
 pub struct PumpSender {
     sender: Sender<Message>,
     depth: Arc<AtomicU64>,
+    end: Arc<OnceLock<String>>,
 }
 
 impl std::fmt::Debug for Message {
@@ -166,6 +185,12 @@ impl PumpSender {
         self.depth.load(Ordering::Relaxed)
     }
 
+    /// Why the thread is gone, in words; `None` while it runs. While anybody holds a way in, it ends by a panic
+    /// alone, and then the view no longer moves.
+    pub fn failure(&self) -> Option<&str> {
+        self.end.get().map(String::as_str)
+    }
+
     fn send(&self, message: Message) -> Result<(), Gone> {
         self.depth.fetch_add(1, Ordering::Relaxed);
         self.sender.send(message).map_err(|_| Gone)
@@ -183,6 +208,7 @@ pub fn start<S: Surroundings>(
 ) -> io::Result<(PumpSender, JoinHandle<Indexer>)> {
     let (sender, receiver) = crossbeam_channel::unbounded();
     let depth = Arc::new(AtomicU64::new(0));
+    let end = Arc::<OnceLock<String>>::default();
     let pump = Pump {
         indexer,
         surroundings,
@@ -191,8 +217,27 @@ pub fn start<S: Surroundings>(
         batch: Vec::new(),
         actions: Vec::new(),
     };
-    let thread = std::thread::Builder::new().name("rankwise-index".to_owned()).spawn(move || pump.run())?;
-    Ok((PumpSender { sender, depth }, thread))
+    let ended = Arc::clone(&end);
+    let thread = std::thread::Builder::new().name("rankwise-index".to_owned()).spawn(move || {
+        // Nothing of the pump is looked at after a panic but the view, which was whole before the last event.
+        match catch_unwind(AssertUnwindSafe(|| pump.run())) {
+            Ok(indexer) => {
+                let _ = ended.set("the indexing thread has ended".to_owned());
+                indexer
+            }
+            Err(panic) => {
+                let _ = ended.set(format!("the indexing thread panicked: {}", said(panic.as_ref())));
+                resume_unwind(panic)
+            }
+        }
+    })?;
+    Ok((PumpSender { sender, depth, end }, thread))
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("nothing was said")
 }
 
 struct Pump<S> {
@@ -208,8 +253,13 @@ impl<S: Surroundings> Pump<S> {
     fn run(mut self) -> Indexer {
         while let Some(first) = self.wait() {
             self.batch.extend(first);
-            let room = MAX_DRAIN - self.batch.len();
-            self.batch.extend(self.receiver.try_iter().take(room));
+            let mut cost: u64 = self.batch.iter().map(Message::cost).sum();
+            while cost < MAX_DRAIN
+                && let Ok(message) = self.receiver.try_recv()
+            {
+                cost += message.cost();
+                self.batch.push(message);
+            }
             self.depth.fetch_sub(self.batch.len() as u64, Ordering::Relaxed);
             self.apply();
             self.tick_if_due();
@@ -320,5 +370,55 @@ mod tests {
         let fleet = view.fleet();
         let report = fleet.only_pool().unwrap().workers[0].ranks[0].status.report();
         assert_eq!(report.content.malformed_messages, 1_000);
+    }
+
+    /// S5: a thread that dies says so, to everyone who still has a way in.
+    #[test]
+    fn a_panic_of_the_thread_is_seen_by_every_way_in() {
+        let (indexer, _view) = Indexer::new(Config::default());
+        let (actions, _received) = crossbeam_channel::unbounded();
+        let (pump, thread) = start(indexer, Still { actions, given_back: Arc::default() }).unwrap();
+        let other = pump.clone();
+        assert_eq!(pump.failure(), None);
+        pump.call(|_, _, _| panic!("planted")).unwrap();
+        assert!(thread.join().is_err());
+        assert_eq!(other.failure(), Some("the indexing thread panicked: planted"));
+        assert_eq!(other.call(|_, _, _| ()), Err(Gone));
+    }
+
+    /// I8: what is applied before anything else can have its turn is bounded by what it weighs.
+    #[test]
+    fn a_turn_is_bounded_by_blocks_and_not_by_messages() {
+        struct Turns(Arc<AtomicU64>, Sender<u64>);
+        impl Surroundings for Turns {
+            fn now(&self) -> Moment {
+                Moment::default()
+            }
+            // Each command asks for something, so actions tell the turns apart.
+            fn act(&mut self, _: Action) {
+                let _ = self.1.send(self.0.load(Ordering::Relaxed));
+            }
+            fn give_back(&mut self, _: SourceId, weight: u32) {
+                self.0.fetch_add(weight.into(), Ordering::Relaxed);
+            }
+        }
+        let (indexer, _view) = Indexer::new(Config::default());
+        let (told, turns) = crossbeam_channel::unbounded();
+        let (pump, thread) = start(indexer, Turns(Arc::default(), told)).unwrap();
+        let heavy = StreamEvent::Message(vec![Bytes::from(vec![0; 64 * 1_000])]);
+        let weight = heavy.weight();
+        // The thread is held up until everything waits, so that what it takes at once is its own choice.
+        let (go, gate) = crossbeam_channel::bounded::<()>(0);
+        pump.call(move |_, _, _| _ = gate.recv()).unwrap();
+        for _ in 0..20 {
+            pump.deliver(SourceId(9), heavy.clone(), weight).unwrap();
+            pump.call(|_, _, actions| actions.push(Action::Unsubscribe { source: SourceId(9) })).unwrap();
+        }
+        go.send(()).unwrap();
+        drop(pump);
+        thread.join().unwrap();
+        let seen: Vec<u64> = turns.iter().collect();
+        let most = seen.iter().zip([0].iter().chain(&seen)).map(|(after, before)| after - before).max();
+        assert!(seen.len() == 20 && most.unwrap() <= 5 * u64::from(weight), "{seen:?}");
     }
 }

@@ -79,6 +79,9 @@ struct HttpTable {
     max_in_flight: Option<usize>,
     max_body_bytes: Option<usize>,
     max_prompt_body_bytes: Option<usize>,
+    max_connections: Option<usize>,
+    head_timeout_ms: Option<u64>,
+    threads: Option<usize>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -286,7 +289,14 @@ impl ConfigFile {
         set(&mut config.max_in_flight, self.http.max_in_flight);
         set(&mut config.max_body, self.http.max_body_bytes);
         set(&mut config.max_prompt_body, self.http.max_prompt_body_bytes);
+        set(&mut config.connections.max_connections, self.http.max_connections);
+        set(&mut config.connections.head_timeout, self.http.head_timeout_ms.map(Duration::from_millis));
         config
+    }
+
+    /// Threads that answer HTTP; as many as the machine runs at once where it is not said.
+    pub fn threads(&self) -> Option<usize> {
+        self.http.threads
     }
 
     /// Who is asked for load, and how; and who publishes it.

@@ -7,6 +7,7 @@ mod bench;
 mod capture;
 mod config;
 mod demo;
+mod descriptors;
 mod inputs;
 mod mock;
 mod output;
@@ -119,24 +120,56 @@ pub fn exit_code(ended: Result<Verdict>) -> ExitCode {
 /// # Errors
 /// When the system gives no threads.
 pub fn runtime() -> Result<tokio::runtime::Runtime> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime_of(2)
+}
+
+/// A runtime of so many threads; one at least.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn runtime_of(threads: usize) -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(threads.max(1)).enable_all().build();
     runtime.context("cannot start the runtime")
 }
 
 /// Waits for Ctrl-C or SIGTERM.
 pub async fn asked_to_stop() {
+    Signals::watch().next().await;
+}
+
+/// Ctrl-C and SIGTERM, none of them missed from the moment that this is made.
+pub struct Signals {
     #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+    streams: Option<[tokio::signal::unix::Signal; 2]>,
+}
+
+impl Signals {
+    /// Begins to watch. From now on they no longer end the process by themselves.
+    pub fn watch() -> Self {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let of = |kind| signal(kind).ok();
+            let streams = of(SignalKind::interrupt()).zip(of(SignalKind::terminate()));
+            Self { streams: streams.map(|(interrupt, terminate)| [interrupt, terminate]) }
+        }
+        #[cfg(not(unix))]
+        Self {}
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) {
+        #[cfg(unix)]
+        if let Some([interrupt, terminate]) = &mut self.streams {
             tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
+                _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
             return;
         }
+        let _ = tokio::signal::ctrl_c().await;
     }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// Sends the log to stderr, from `default` up or as `RUST_LOG` says.

@@ -59,13 +59,14 @@ impl Running {
         let address = listener.local_addr().context("the listener has no address")?;
         let node = Node::start(node).context("cannot start the indexing thread")?;
         let router = Router::new(node.view().clone(), router);
+        let connections = service.connections;
         let state = ServiceState::new(Live(node.control()), router, service);
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async {
             // Dropped or told: both mean to stop.
             let _ = stopped.await;
         };
-        let http = tokio::spawn(service::serve(listener, service::app(state), shutdown));
+        let http = tokio::spawn(service::serve_with(listener, service::app(state), connections, shutdown));
         Ok(Self { node, address, stop, http, feeds: None, grpc: None })
     }
 
@@ -177,6 +178,10 @@ impl Control for Live {
 
     fn queued_messages(&self) -> Option<u64> {
         Some(self.0.depth())
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.0.failure().map(str::to_owned)
     }
 }
 

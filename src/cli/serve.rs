@@ -6,16 +6,24 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rankwise::fleet::WorkerSpec;
 use rankwise::ingest::{DriverConfig, NodeConfig};
-use tokio::time::timeout;
-use tracing::{info, warn};
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
 
 use super::config::{ConfigFile, worker_flag};
 use super::output::{print_json, print_text};
+use super::descriptors::Descriptors;
 use super::running::Running;
-use super::{Verdict, asked_to_stop, runtime};
+use super::{Signals, Verdict, runtime_of};
 
 /// How long answers that have begun may take once we are asked to stop.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the indexing thread still runs: it should never end, so a little late is fine.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a service whose view no longer moves goes on saying so before the process ends: what balances traffic
+/// asks `/health` every few seconds and should hear it rather than a refused connection.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Where HTTP is served unless it is said otherwise: this host only, on the field's own port.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8090";
@@ -48,13 +56,17 @@ pub struct Args {
     #[arg(long = "worker", value_name = "FIELDS")]
     workers: Vec<String>,
 
+    /// Threads that answer HTTP; engines have one of their own, and so has the index [default: what the machine runs at once]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
     /// Print the address as JSON once it is bound
     #[arg(long)]
     json: bool,
 }
 
 impl Args {
-    /// Serves until Ctrl-C or SIGTERM.
+    /// Serves until Ctrl-C or SIGTERM; a second one ends it at once.
     ///
     /// # Errors
     /// Settings that cannot be, an address that cannot be bound, a worker that is refused.
@@ -66,7 +78,8 @@ impl Args {
         }
         let listen = self.listen.as_deref().or(file.listen.as_deref()).unwrap_or(DEFAULT_LISTEN);
         let grpc = self.grpc_listen.as_deref().or(file.grpc_listen.as_deref());
-        runtime()?.block_on(serve(listen, grpc, &file, workers, self.json))
+        let threads = self.threads.or(file.threads()).unwrap_or_else(machine);
+        runtime_of(threads)?.block_on(serve(listen, grpc, &file, workers, self.json))
     }
 }
 
@@ -77,9 +90,15 @@ async fn serve(
     workers: Vec<WorkerSpec>,
     json: bool,
 ) -> Result<Verdict> {
-    let node = NodeConfig { indexer: file.indexer(), driver: DriverConfig::default() };
+    let mut signals = Signals::watch();
+    let mut service = file.service();
+    let descriptors = Descriptors::take(service.connections.max_connections);
+    service.connections.max_connections = descriptors.http;
+    info!(limit = descriptors.limit, engines = descriptors.engines, http = descriptors.http, "descriptors");
+    let driver = DriverConfig { max_connections: descriptors.engines, ..DriverConfig::default() };
+    let node = NodeConfig { indexer: file.indexer(), driver };
     let telemetry = file.telemetry().context("in the configuration")?;
-    let mut running = Running::start(listen, node, file.router()?, file.service()).await?;
+    let mut running = Running::start(listen, node, file.router()?, service).await?;
     for (pattern, model) in file.patterns() {
         running
             .control()
@@ -108,10 +127,81 @@ async fn serve(
         let grpc = grpc.map(|grpc| format!(" and gRPC on {grpc}")).unwrap_or_default();
         print_text(format!("rankwise serves on http://{address}{grpc} (Ctrl-C ends it)"))?;
     }
-    asked_to_stop().await;
-    match timeout(DRAIN, running.stop()).await {
-        Ok(stopped) => stopped.map(|()| info!("every answer was given"))?,
-        Err(_) => warn!("some answers took longer than {DRAIN:?} and were cut off"),
+    let control = running.control();
+    match end(|| control.failure().map(str::to_owned), &mut signals, FAREWELL).await {
+        End::Asked => stop(running, &mut signals).await,
+        End::Failed => Ok(Verdict::Failed),
+    }
+}
+
+/// As many threads as the machine runs at once.
+fn machine() -> usize {
+    // Where it cannot be known two threads keep one slow request from holding up all others.
+    std::thread::available_parallelism().map_or(2, Into::into)
+}
+
+/// Why a service ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Asked,
+    Failed,
+}
+
+/// Waits for the end. A dead index is said for a moment, in the log and on `/health`.
+async fn end(failure: impl Fn() -> Option<String>, signals: &mut Signals, farewell: Duration) -> End {
+    let failed = async {
+        loop {
+            match failure() {
+                Some(why) => return why,
+                None => sleep(LOOK).await,
+            }
+        }
+    };
+    tokio::select! {
+        () = signals.next() => End::Asked,
+        why = failed => {
+            error!("{why}: what is known of the engines no longer changes; the process ends");
+            // Who cannot wait may ask.
+            let _ = timeout(farewell, signals.next()).await;
+            End::Failed
+        }
+    }
+}
+
+/// Ends in good order, unless asked again.
+async fn stop(running: Running, signals: &mut Signals) -> Result<Verdict> {
+    info!("asked to stop: answers that have begun are given; ask again to end at once");
+    tokio::select! {
+        stopped = timeout(DRAIN, running.stop()) => match stopped {
+            Ok(stopped) => stopped.map(|()| info!("every answer was given"))?,
+            Err(_) => warn!("some answers took longer than {DRAIN:?} and were cut off"),
+        },
+        () = signals.next() => {
+            warn!("asked again: ended at once");
+            // Not by returning: the runtime would wait for what it is in the middle of.
+            std::process::exit(1);
+        }
     }
     Ok(Verdict::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// S5, I8: a dead index ends the process, and not as if all were well. Nobody can kill it from outside, so the
+    /// death is planted.
+    #[tokio::test]
+    async fn a_dead_index_ends_the_service_after_a_moment() {
+        let looks = Cell::new(0);
+        let failure = || {
+            looks.set(looks.get() + 1);
+            (looks.get() > 3).then(|| "planted".to_owned())
+        };
+        let (began, farewell) = (tokio::time::Instant::now(), Duration::from_millis(100));
+        assert_eq!(end(failure, &mut Signals::watch(), farewell).await, End::Failed);
+        assert!(began.elapsed() >= farewell);
+    }
 }

@@ -31,6 +31,9 @@ pub struct DriverConfig {
     pub credits: u32,
     /// Credits of one stream. An eighth of all: one flood leaves the others room.
     pub credits_per_stream: u32,
+    /// Connections that may be open at once, those for history included; `None` is as many as the system gives.
+    /// What is kept of its descriptors is for HTTP, so that a fleet that is too large can still be looked at.
+    pub max_connections: Option<usize>,
 }
 
 impl Default for DriverConfig {
@@ -41,6 +44,7 @@ impl Default for DriverConfig {
             replay: ReplayConfig { idle_timeout: Duration::from_secs(30), ..ReplayConfig::default() },
             credits: 1 << 20,
             credits_per_stream: 1 << 17,
+            max_connections: None,
         }
     }
 }

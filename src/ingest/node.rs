@@ -101,6 +101,11 @@ impl NodeControl {
         self.pump.depth()
     }
 
+    /// Why the indexing thread is gone, in words; `None` while it runs.
+    pub fn failure(&self) -> Option<&str> {
+        self.pump.failure()
+    }
+
     /// Declares a worker, or declares it anew.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 
 mod boundary;
 mod capacity;
+mod connections;
 mod gateway;
 mod loads;
 mod metrics;
@@ -24,7 +25,6 @@ mod watch;
 mod workers;
 
 use std::future::Future;
-use std::io;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::StatusCode;
@@ -33,8 +33,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde_json::json;
-use tokio::net::TcpListener;
 
+pub use self::connections::{ConnectionLimits, serve, serve_with};
 pub use self::problem::Problem;
 pub use self::state::{ServiceConfig, ServiceState};
 use crate::fleet::{Change, DeclareError, WorkerSpec};
@@ -63,6 +63,11 @@ pub trait Control: Clone + Send + Sync + 'static {
 
     /// Messages that wait for the indexing thread; `None` where there is no queue.
     fn queued_messages(&self) -> Option<u64> {
+        None
+    }
+
+    /// Why the view no longer moves, in words; `None` while the indexing thread runs.
+    fn failure(&self) -> Option<String> {
         None
     }
 }
@@ -111,25 +116,12 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         // Bounded by its own number of places, and not in time.
         .route("/loads/watch", get(watch::watch))
         .route("/", get(index))
-        .route("/health", get(health))
+        .route("/health", get(health::<C>))
         .route("/ready", get(workers::ready))
         .route("/metrics", get(metrics::scrape))
         .fallback(unknown_route)
         .method_not_allowed_fallback(unknown_method)
         .with_state(state)
-}
-
-/// Serves until `shutdown` completes, then answers what has begun and returns.
-///
-/// # Errors
-///
-/// Those of accepting connections.
-pub async fn serve(
-    listener: TcpListener,
-    app: Router,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    axum::serve(listener, app).with_graceful_shutdown(shutdown).await
 }
 
 /// Lets a limited number of requests be read at once, and none for ever.
@@ -165,8 +157,11 @@ async fn index() -> impl IntoResponse {
     }))
 }
 
-async fn health() -> impl IntoResponse {
-    Json(json!({ "status": "ok" }))
+async fn health<C: Control>(State(state): State<ServiceState<C>>) -> Response {
+    match state.control().failure() {
+        None => Json(json!({ "status": "ok" })).into_response(),
+        Some(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "index_stopped", why).into_response(),
+    }
 }
 
 async fn unknown_route(request: Request) -> Problem {

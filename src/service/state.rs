@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::Control;
 use super::boundary::PoolNames;
+use super::connections::ConnectionLimits;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use super::records::Records;
@@ -32,6 +33,8 @@ pub struct ServiceConfig {
     pub max_in_flight: usize,
     /// Seed of the ties between equal ranks; `None` takes the operating system's randomness.
     pub seed: Option<u64>,
+    /// What clients' connections may take.
+    pub connections: ConnectionLimits,
 }
 
 impl Default for ServiceConfig {
@@ -42,6 +45,7 @@ impl Default for ServiceConfig {
             request_timeout: Duration::from_secs(10),
             max_in_flight: 256,
             seed: None,
+            connections: ConnectionLimits::default(),
         }
     }
 }

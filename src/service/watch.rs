@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -17,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 
 use super::Control;
+use super::connections::Stopping;
 use super::problem::Problem;
 use super::state::ServiceState;
 use crate::ids::RankKey;
@@ -28,13 +30,14 @@ pub(super) const MAX_WATCHERS: usize = 64;
 /// How often loads are looked at: well below the quiet time, so that it alone decides.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// After this a watch ends, and the client connects again as such clients do: a service that is to stop does
-/// not wait for watchers for ever.
+/// After this a watch ends, and the client connects again as such clients do: a place is not held for ever by
+/// one that no longer looks.
 const LONGEST_WATCH: Duration = Duration::from_secs(300);
 
 /// `GET /loads/watch`.
 pub(super) async fn watch<C: Control>(
     State(state): State<ServiceState<C>>,
+    Extension(stopping): Extension<Stopping>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let Ok(permit) = state.watchers().try_acquire_owned() else {
         let detail = format!("{MAX_WATCHERS} watchers are connected; no more are served at once");
@@ -47,9 +50,12 @@ pub(super) async fn watch<C: Control>(
         end: Instant::now() + LONGEST_WATCH,
         _permit: permit,
     };
-    let events = unfold(watch, |mut watch| async move {
-        let event = watch.next().await?;
-        Some((Ok(event), watch))
+    let events = unfold((watch, stopping), |(mut watch, mut stopping)| async move {
+        let event = tokio::select! {
+            () = stopping.stopped() => None,
+            event = watch.next() => event,
+        };
+        Some((Ok(event?), (watch, stopping)))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }

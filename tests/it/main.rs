@@ -36,6 +36,7 @@ mod recorder;
 mod restore;
 mod routing_properties;
 #[cfg(feature = "io")]
+mod serving;
 mod sockets;
 #[cfg(feature = "io")]
 mod telemetry;

@@ -2,8 +2,8 @@
 //! once, and requests for history are answered from what the test put there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use rankwise::fleet::{Change, WorkerSpec};
 use rankwise::ids::{EventSeq, Moment, RankKey, WorkerId};
 use rankwise::indexer::{Action, Config, Indexer, Input, View};
 use rankwise::routing::{Router, RouterConfig};
-use rankwise::service::{Control, ControlError, ServiceConfig, ServiceState, app, serve};
+use rankwise::service::{Control, ControlError, ServiceConfig, ServiceState, app, serve_with};
 use reqwest::{Client, Method, StatusCode};
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -36,13 +36,24 @@ struct Shared {
     indexer: Mutex<Indexer>,
     rings: Mutex<BTreeMap<String, Ring>>,
     now: AtomicU64,
+    failure: OnceLock<String>,
 }
 
 impl Engines {
     pub fn new(config: Config) -> (Self, View) {
         let (indexer, view) = Indexer::new(config);
-        let shared = Shared { indexer: Mutex::new(indexer), rings: Mutex::default(), now: AtomicU64::new(1) };
+        let shared = Shared {
+            indexer: Mutex::new(indexer),
+            rings: Mutex::default(),
+            now: AtomicU64::new(1),
+            failure: OnceLock::new(),
+        };
         (Self { shared: Arc::new(shared) }, view)
+    }
+
+    /// From now on the index does not move any more.
+    pub fn fail(&self, why: &str) {
+        self.shared.failure.set(why.to_owned()).unwrap();
     }
 
     pub fn advance_millis(&self, millis: u64) {
@@ -143,6 +154,10 @@ impl Control for Engines {
     fn now(&self) -> Moment {
         Moment(self.shared.now.load(Ordering::Relaxed))
     }
+
+    fn failure(&self) -> Option<String> {
+        self.shared.failure.get().cloned()
+    }
 }
 
 /// A running service.
@@ -161,11 +176,12 @@ impl Service {
 
     pub async fn start_with(config: Config, router: RouterConfig, service: ServiceConfig) -> Self {
         let (engines, view) = Engines::new(config);
+        let connections = service.connections;
         let state = ServiceState::new(engines.clone(), Router::new(view, router), service);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
-        let served = tokio::spawn(serve(listener, app(state), async move {
+        let served = tokio::spawn(serve_with(listener, app(state), connections, async move {
             let _ = stopped.await;
         }));
         let client = Client::builder().no_proxy().build().unwrap();
