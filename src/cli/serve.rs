@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use super::config::{ConfigFile, worker_flag};
-use super::output::{print_json, print_text};
 use super::descriptors::Descriptors;
+use super::output::{print_json, print_text};
 use super::running::Running;
 use super::{Signals, Verdict, runtime_of};
 

@@ -147,7 +147,9 @@ impl Door {
                 return place;
             }
             let size = self.size;
-            self.say(|| warn!(max_connections = size, "all places for HTTP connections are taken: more wait"));
+            self.say(|| {
+                warn!(max_connections = size, "all places for HTTP connections are taken: more wait")
+            });
             if let Ok(place) = Arc::clone(&self.places).acquire_owned().await {
                 return place;
             }

@@ -98,7 +98,7 @@ async fn a_second_signal_ends_the_process_at_once() {
 /// I8: the soft limit of descriptors is raised to the hard one, and some are kept for HTTP.
 #[tokio::test]
 async fn descriptors_are_raised_and_shared_out() {
-    let served = Served::start("ulimit -H -n 400; ulimit -S -n 100;", "").await;
+    let served = Served::start("ulimit -S -n 100; ulimit -H -n 400;", "").await;
     served.terminate();
     let (_, _, log) = served.end().await;
     assert!(log.contains("limit=400 engines=300 http=36"), "{log}");
