@@ -292,6 +292,16 @@ impl ReasonCounts {
         self.0[reason as usize]
     }
 
+    /// How often any was given.
+    pub fn total(&self) -> u64 {
+        self.0.iter().map(|&count| u64::from(count)).sum()
+    }
+
+    /// The reasons that were given, and how often.
+    pub fn iter(&self) -> impl Iterator<Item = (Reason, u32)> + '_ {
+        Reason::ALL.iter().map(|&reason| (reason, self.get(reason))).filter(|(_, count)| *count > 0)
+    }
+
     /// Adds another rank's counts.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.0.iter_mut().zip(other.0) {

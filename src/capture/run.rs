@@ -11,7 +11,7 @@ use super::check::{Contents, Outcome, RankOutcome};
 use super::script::{CaptureScript, ReplayDesk};
 use super::truth::Truth;
 use crate::block::Announcements;
-use crate::events::SkipReason;
+use crate::events::LEFT_OUT;
 use crate::fleet::{DeclareError, Endpoints, EventsFrom, PoolKey, Ranks, WorkerSpec};
 use crate::ids::{DpRank, EventSeq, Moment, RankKey, SourceId};
 use crate::indexer::{Action, Config, Indexer, Input, PoolView, RankReport, View};
@@ -248,7 +248,7 @@ fn counters(total: &RankReport) -> BTreeMap<String, u64> {
     .into_iter()
     .map(|(name, count)| (name.to_owned(), count))
     .collect();
-    for reason in SkipReason::ALL {
+    for reason in LEFT_OUT {
         let count = content.skipped.get(reason);
         if count > 0 {
             counters.insert(format!("skipped_{}", reason.name()), count.into());

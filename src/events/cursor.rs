@@ -5,10 +5,12 @@
 //! the lists are those of the batch before.
 
 use crate::block::BlockHash;
-use crate::events::event::{EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason};
-use crate::events::layout::{
-    BatchField, DecodeError, Field, Fields, KeyLists, KeyRef, Limits, MAX_DEPTH, Read, Scalar, Tag,
-};
+use crate::events::event::{EventBatch, EventTokens, ExtraKey, KvEvent};
+use crate::events::layout::{BatchField, Field, Fields, Tag};
+use crate::events::limits::{DecodeError, Limits, MAX_DEPTH};
+use crate::events::lists::{BadTokens, Fault, KeyLists, KeyRef, LookaheadLists, Names, PairChain, Read};
+use crate::events::scalar::Scalar;
+use crate::trust::{Reason, ReasonCounts};
 
 /// Lists longer than this are not kept for the next batch, so that one huge batch does not hold its memory
 /// for ever. Most prefill chunks are shorter.
@@ -30,7 +32,7 @@ pub fn decode_batch_fast(payload: &[u8], limits: &Limits, into: &mut EventBatch)
     let outcome = read_payload(payload, limits, into);
     if outcome.is_err() {
         into.events.clear();
-        into.skipped = SkipCounts::default();
+        into.skipped = ReasonCounts::default();
         into.ts = None;
         into.dp_rank = None;
     }
@@ -136,24 +138,31 @@ fn read_events(cursor: &mut Cursor<'_>, limits: &Limits, into: &mut EventBatch) 
     if len > limits.events {
         return Err(DecodeError::TooManyEvents { events: len, limit: limits.events });
     }
-    into.skipped = SkipCounts::default();
+    into.skipped = ReasonCounts::default();
     let mut written = 0;
     let mut names = limits.names;
     let mut reader = EventReader { cursor, limits, spare: Spare::default(), fields: Fields::default() };
     for _ in 0..len {
         reader.spare.refill(into.events.get_mut(written));
-        match reader.event()?.and_then(|()| reader.fields.finish(&mut names, limits)) {
-            Ok(event) => {
-                match into.events.get_mut(written) {
-                    Some(place) => *place = event,
-                    None => into.events.push(event),
-                }
-                written += 1;
+        let event = match reader.event()? {
+            Ok(()) => reader.fields.finish(&mut names, limits, &mut into.skipped),
+            Err(reason) => {
+                into.skipped.add(reason, 1);
+                None
             }
-            Err(reason) => into.skipped.add(reason),
+        };
+        if let Some(event) = event {
+            match into.events.get_mut(written) {
+                Some(place) => *place = event,
+                None => into.events.push(event),
+            }
+            written += 1;
         }
     }
     into.events.truncate(written);
+    if into.events.capacity() > KEPT_CAPACITY {
+        into.events.shrink_to(KEPT_CAPACITY);
+    }
     cursor.leave();
     Ok(Ok(()))
 }
@@ -170,7 +179,7 @@ impl Spare {
         match event {
             Some(KvEvent::Stored(stored)) => {
                 keep(&mut self.hashes, &mut stored.block_hashes);
-                if let EventTokens::Ids(tokens) = &mut stored.tokens {
+                if let EventTokens::Ids(tokens) | EventTokens::Pairs(tokens) = &mut stored.tokens {
                     keep(&mut self.tokens, tokens);
                 }
             }
@@ -187,6 +196,12 @@ fn keep<T>(spare: &mut Vec<T>, list: &mut Vec<T>) {
     }
 }
 
+fn emptied<T>(spare: &mut Vec<T>) -> Vec<T> {
+    let mut list = std::mem::take(spare);
+    list.clear();
+    list
+}
+
 /// Reads one event after the other.
 struct EventReader<'c, 'a, 'l> {
     cursor: &'c mut Cursor<'a>,
@@ -198,19 +213,19 @@ struct EventReader<'c, 'a, 'l> {
 
 impl<'a> EventReader<'_, 'a, '_> {
     /// Reads an event into `fields`, or says why it cannot be one.
-    fn event(&mut self) -> Result<Result<(), SkipReason>, Broken> {
+    fn event(&mut self) -> Result<Result<(), Reason>, Broken> {
         match self.cursor.head()? {
             Head::List(len) => self.positional(len),
             Head::Map(entries) => self.named(entries).map(Ok),
-            Head::Scalar(_) => Ok(Err(SkipReason::Malformed)),
+            Head::Scalar(_) => Ok(Err(Reason::MalformedEvent)),
         }
     }
 
-    fn positional(&mut self, len: usize) -> Result<Result<(), SkipReason>, Broken> {
+    fn positional(&mut self, len: usize) -> Result<Result<(), Reason>, Broken> {
         self.cursor.enter()?;
         let Some(rest) = len.checked_sub(1) else {
             self.cursor.leave();
-            return Ok(Err(SkipReason::Malformed));
+            return Ok(Err(Reason::MalformedEvent));
         };
         let outcome = match Tag::read(self.cursor.scalar()?) {
             Ok(tag) => {
@@ -232,10 +247,14 @@ impl<'a> EventReader<'_, 'a, '_> {
     }
 
     fn named(&mut self, entries: usize) -> Result<(), Broken> {
-        self.cursor.enter()?;
         self.fields = Fields::default();
+        self.entries(entries, Field::from_key)
+    }
+
+    fn entries(&mut self, entries: usize, from_key: impl Fn(&[u8]) -> Option<Field>) -> Result<(), Broken> {
+        self.cursor.enter()?;
         for _ in 0..entries {
-            match self.cursor.key()?.and_then(Field::from_key) {
+            match self.cursor.key()?.and_then(&from_key) {
                 Some(field) => self.field(field)?,
                 None => self.cursor.skip(1)?,
             }
@@ -252,6 +271,10 @@ impl<'a> EventReader<'_, 'a, '_> {
                 self.fields.set(field, value, self.limits);
                 return Ok(());
             }
+            // What is named in there is no such place again, so this goes no deeper.
+            Head::Map(entries) if field == Field::ByType => {
+                return self.entries(entries, Field::more_from_key);
+            }
             Head::Map(_) => {
                 self.cursor.skip_contents(&head)?;
                 self.fields.set(field, Scalar::Other, self.limits);
@@ -262,7 +285,8 @@ impl<'a> EventReader<'_, 'a, '_> {
         match field {
             Field::BlockHashes => self.fields.hashes = self.hashes(len)?,
             Field::TokenIds => self.fields.tokens = self.tokens(len)?,
-            Field::ExtraKeys => self.fields.extra_keys = self.extra_keys(len)?,
+            Field::ExtraKeys | Field::ByType => self.fields.extra_keys = self.extra_keys(len)?,
+            Field::Lookahead => self.fields.lookahead = self.lookahead(len)?,
             _ => {
                 self.cursor.skip(len)?;
                 self.fields.set(field, Scalar::Other, self.limits);
@@ -272,44 +296,92 @@ impl<'a> EventReader<'_, 'a, '_> {
         Ok(())
     }
 
-    fn hashes(&mut self, len: usize) -> Result<Read<Vec<BlockHash>>, Broken> {
+    fn hashes(&mut self, len: usize) -> Result<Read<Names>, Broken> {
         if len > self.limits.hashes {
             self.cursor.skip(len)?;
-            return Ok(Err(SkipReason::TooLong));
+            return Ok(Err(Fault::TooLong));
         }
-        let mut hashes = std::mem::take(&mut self.spare.hashes);
-        hashes.clear();
-        hashes.reserve(self.cursor.believable(len));
-        for read in 1..=len {
-            match self.cursor.hash()? {
-                Some(hash) => hashes.push(hash),
-                None => {
-                    self.cursor.skip(len - read)?;
-                    return Ok(Err(SkipReason::Malformed));
-                }
-            }
+        let mut names = Names::in_buffer(emptied(&mut self.spare.hashes));
+        names.readable.reserve(self.cursor.believable(len));
+        for _ in 0..len {
+            names.push(self.cursor.hash()?);
         }
-        Ok(Ok(Some(hashes)))
+        Ok(Ok(Some(names)))
     }
 
     fn tokens(&mut self, len: usize) -> Result<Read<EventTokens>, Broken> {
         if len > self.limits.tokens {
             self.cursor.skip(len)?;
-            return Ok(Err(SkipReason::TooLong));
+            return Ok(Err(Fault::TooLong));
         }
-        let mut tokens = std::mem::take(&mut self.spare.tokens);
-        tokens.clear();
+        let mut tokens = emptied(&mut self.spare.tokens);
         tokens.reserve(self.cursor.believable(len));
+        if len > 0 && matches!(self.cursor.rest.first(), Some(0x90..=0x9f | 0xdc | 0xdd)) {
+            return self.pairs(len, tokens);
+        }
         for read in 1..=len {
             match self.cursor.token()? {
                 Some(token) => tokens.push(token),
                 None => {
                     self.cursor.skip(len - read)?;
-                    return Ok(Ok(Some(EventTokens::Unusable)));
+                    return Ok(BadTokens::Unusable.into());
                 }
             }
         }
         Ok(Ok(Some(EventTokens::Ids(tokens))))
+    }
+
+    /// A list of tokens that begins with a list.
+    fn pairs(&mut self, len: usize, buffer: Vec<u32>) -> Result<Read<EventTokens>, Broken> {
+        let mut pairs = PairChain::in_buffer(buffer);
+        for read in 1..=len {
+            let pair = self.cursor.pair()?;
+            if let Err(bad) = pairs.push(pair) {
+                self.cursor.skip(len - read)?;
+                return Ok(bad.into());
+            }
+        }
+        Ok(Ok(Some(pairs.finish())))
+    }
+
+    fn lookahead(&mut self, len: usize) -> Result<Read<Vec<Vec<u32>>>, Broken> {
+        let mut lists = match LookaheadLists::new(len, self.limits) {
+            Ok(lists) => lists,
+            Err(fault) => {
+                self.cursor.skip(len)?;
+                return Ok(Err(fault));
+            }
+        };
+        for read in 1..=len {
+            if let Err(fault) = self.block_lookahead(&mut lists)? {
+                self.cursor.skip(len - read)?;
+                return Ok(Err(fault));
+            }
+        }
+        Ok(Ok(Some(lists.finish())))
+    }
+
+    /// The tokens behind one block: nil, a token or a list.
+    fn block_lookahead(&mut self, lists: &mut LookaheadLists<'_>) -> Result<Result<(), Fault>, Broken> {
+        let head = self.cursor.head()?;
+        let len = match head {
+            Head::Scalar(value) => return Ok(lists.bare(value)),
+            Head::List(len) => len,
+            Head::Map(_) => {
+                self.cursor.skip_contents(&head)?;
+                return Ok(lists.bare(Scalar::Other));
+            }
+        };
+        self.cursor.enter()?;
+        let mut outcome = lists.block(len);
+        let mut read = 0;
+        while outcome.is_ok() && read < len {
+            outcome = lists.token(self.cursor.token()?);
+            read += 1;
+        }
+        self.cursor.skip(len - read)?;
+        self.cursor.leave();
+        Ok(outcome)
     }
 
     fn extra_keys(&mut self, len: usize) -> Result<Read<Vec<Vec<ExtraKey>>>, Broken> {
@@ -330,14 +402,14 @@ impl<'a> EventReader<'_, 'a, '_> {
     }
 
     /// The keys of one block: nil or a list.
-    fn block_keys(&mut self, lists: &mut KeyLists<'_>) -> Result<Result<(), SkipReason>, Broken> {
+    fn block_keys(&mut self, lists: &mut KeyLists<'_>) -> Result<Result<(), Fault>, Broken> {
         let head = self.cursor.head()?;
         let len = match head {
             Head::Scalar(Scalar::Nil) => return Ok(lists.block(0)),
             Head::List(len) => len,
             Head::Scalar(_) | Head::Map(_) => {
                 self.cursor.skip_contents(&head)?;
-                return Ok(Err(SkipReason::Malformed));
+                return Ok(Err(Fault::Malformed));
             }
         };
         self.cursor.enter()?;
@@ -560,6 +632,19 @@ impl<'a> Cursor<'a> {
             }
         }
         self.scalar().map(Scalar::token)
+    }
+
+    /// Reads one value that should be a list of two tokens.
+    fn pair(&mut self) -> Result<Option<(u32, u32)>, Broken> {
+        let head = self.head()?;
+        let Head::List(2) = head else {
+            self.skip_contents(&head)?;
+            return Ok(None);
+        };
+        self.enter()?;
+        let (first, second) = (self.token()?, self.token()?);
+        self.leave();
+        Ok(first.zip(second))
     }
 
     /// Reads one map key; `None` if it is no string. Keys are compared as bytes: one that is not UTF-8

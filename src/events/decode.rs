@@ -4,7 +4,7 @@
 //! which must give the same answer for every payload; property tests and a fuzz target compare the two.
 //!
 //! Nothing but broken msgpack is an error to the visitors: a value of the wrong shape is read past to its
-//! end and becomes a [`SkipReason`], so that one bad event leaves the reader at the start of the next.
+//! end and becomes a [`Reason`], so that one bad event leaves the reader at the start of the next.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,11 +12,12 @@ use std::marker::PhantomData;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::block::BlockHash;
-use crate::events::event::{EventBatch, EventTokens, ExtraKey, KvEvent, SkipCounts, SkipReason};
-use crate::events::layout::{
-    BatchField, DecodeError, Field, Fields, KeyLists, KeyRef, Limits, MAX_DEPTH, Read, Scalar, Tag,
-};
+use crate::events::event::{EventBatch, EventTokens, ExtraKey, KvEvent};
+use crate::events::layout::{BatchField, Field, Fields, Tag};
+use crate::events::limits::{DecodeError, Limits, MAX_DEPTH};
+use crate::events::lists::{BadTokens, Fault, KeyLists, KeyRef, LookaheadLists, Names, PairChain, Read};
+use crate::events::scalar::Scalar;
+use crate::trust::{Reason, ReasonCounts};
 
 /// Lists grow as their elements are read; what they declare is believed up to this many.
 const TRUSTED_CAPACITY: usize = 1024;
@@ -185,7 +186,7 @@ struct Batch<'l> {
 struct Parts {
     ts: Option<f64>,
     dp_rank: Option<i64>,
-    events: Option<(Vec<KvEvent>, SkipCounts)>,
+    events: Option<(Vec<KvEvent>, ReasonCounts)>,
 }
 
 impl Parts {
@@ -258,7 +259,7 @@ impl<'de> DeserializeSeed<'de> for BatchValue<'_, '_> {
 struct Events<'b, 'l>(&'b Batch<'l>);
 
 impl<'de> Shape<'de> for Events<'_, '_> {
-    type Out = Option<(Vec<KvEvent>, SkipCounts)>;
+    type Out = Option<(Vec<KvEvent>, ReasonCounts)>;
 
     fn scalar(self, _: Scalar<'de>) -> Self::Out {
         None
@@ -272,12 +273,12 @@ impl<'de> Shape<'de> for Events<'_, '_> {
             return Err(A::Error::custom("too many events"));
         }
         let mut events = Vec::with_capacity(declared.min(TRUSTED_CAPACITY));
-        let mut skipped = SkipCounts::default();
+        let mut skipped = ReasonCounts::default();
         let mut names = limits.names;
         while let Some(fields) = list.next_element_seed(As(Event { limits, lifetime: PhantomData }))? {
-            match fields.and_then(|mut fields| fields.finish(&mut names, limits)) {
-                Ok(event) => events.push(event),
-                Err(reason) => skipped.add(reason),
+            match fields {
+                Ok(mut fields) => events.extend(fields.finish(&mut names, limits, &mut skipped)),
+                Err(reason) => skipped.add(reason, 1),
             }
         }
         Ok(Some((events, skipped)))
@@ -295,15 +296,15 @@ struct Event<'l, 'de> {
 }
 
 impl<'de> Shape<'de> for Event<'_, 'de> {
-    type Out = Result<Fields<'de>, SkipReason>;
+    type Out = Result<Fields<'de>, Reason>;
 
     fn scalar(self, _: Scalar<'de>) -> Self::Out {
-        Err(SkipReason::Malformed)
+        Err(Reason::MalformedEvent)
     }
 
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Out, A::Error> {
         let Some(tag) = list.next_element_seed(As(Plain))? else {
-            return Ok(Err(SkipReason::Malformed));
+            return Ok(Err(Reason::MalformedEvent));
         };
         let tag = match Tag::read(tag) {
             Ok(tag) => tag,
@@ -363,43 +364,132 @@ impl<'de> Shape<'de> for FieldValue<'_, '_, 'de> {
         match self.field {
             Field::BlockHashes => self.fields.hashes = hashes(&mut list, self.limits)?,
             Field::TokenIds => self.fields.tokens = tokens(&mut list, self.limits)?,
-            Field::ExtraKeys => self.fields.extra_keys = extra_keys(&mut list, self.limits)?,
+            Field::ExtraKeys | Field::ByType => {
+                self.fields.extra_keys = extra_keys(&mut list, self.limits)?;
+            }
+            Field::Lookahead => self.fields.lookahead = lookahead(&mut list, self.limits)?,
             _ => self.fields.set(self.field, Scalar::Other, self.limits),
         }
         drain_list(&mut list)
     }
+
+    fn map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self { field, fields, limits } = self;
+        while let Some(key) = map.next_key_seed(As(Plain))? {
+            match named(key, Field::more_from_key).filter(|_| field == Field::ByType) {
+                Some(field) => map.next_value_seed(FieldValue { field, fields: &mut *fields, limits })?,
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        if field != Field::ByType {
+            fields.set(field, Scalar::Other, limits);
+        }
+        Ok(())
+    }
 }
 
-/// Reads up to the first element that is no hash.
-fn hashes<'de, A: SeqAccess<'de>>(list: &mut A, limits: &Limits) -> Result<Read<Vec<BlockHash>>, A::Error> {
+fn hashes<'de, A: SeqAccess<'de>>(list: &mut A, limits: &Limits) -> Result<Read<Names>, A::Error> {
     let declared = declared(list);
     if declared > limits.hashes {
-        return Ok(Err(SkipReason::TooLong));
+        return Ok(Err(Fault::TooLong));
     }
-    let mut hashes = Vec::with_capacity(declared.min(TRUSTED_CAPACITY));
+    let mut names = Names::in_buffer(Vec::with_capacity(declared.min(TRUSTED_CAPACITY)));
     while let Some(value) = list.next_element_seed(As(Plain))? {
-        match value.hash() {
-            Some(hash) => hashes.push(hash),
-            None => return Ok(Err(SkipReason::Malformed)),
-        }
+        names.push(value.hash());
     }
-    Ok(Ok(Some(hashes)))
+    Ok(Ok(Some(names)))
 }
 
-/// Reads up to the first element that is no token.
+/// A token, or a pair of them.
+enum Element {
+    Token(Option<u32>),
+    Pair(Option<(u32, u32)>),
+}
+
+impl<'de> Shape<'de> for TokenOrPair {
+    type Out = Element;
+
+    fn scalar(self, value: Scalar<'de>) -> Element {
+        Element::Token(value.token())
+    }
+
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        let first = list.next_element_seed(As(Plain))?.and_then(Scalar::token);
+        let second = list.next_element_seed(As(Plain))?.and_then(Scalar::token);
+        let more = list.next_element::<IgnoredAny>()?.is_some();
+        drain_list(&mut list)?;
+        Ok(Element::Pair(first.zip(second).filter(|_| !more)))
+    }
+}
+
+struct TokenOrPair;
+
+/// Reads up to the first element that is not what the first one was: a token, or a pair of them.
 fn tokens<'de, A: SeqAccess<'de>>(list: &mut A, limits: &Limits) -> Result<Read<EventTokens>, A::Error> {
     let declared = declared(list);
     if declared > limits.tokens {
-        return Ok(Err(SkipReason::TooLong));
+        return Ok(Err(Fault::TooLong));
     }
-    let mut tokens = Vec::with_capacity(declared.min(TRUSTED_CAPACITY));
-    while let Some(value) = list.next_element_seed(As(Plain))? {
-        match value.token() {
-            Some(token) => tokens.push(token),
-            None => return Ok(Ok(Some(EventTokens::Unusable))),
+    let mut next = list.next_element_seed(As(TokenOrPair))?;
+    let buffer = Vec::with_capacity(declared.min(TRUSTED_CAPACITY));
+    if let Some(Element::Pair(_)) = next {
+        let mut pairs = PairChain::in_buffer(buffer);
+        while let Some(element) = next {
+            let pair = match element {
+                Element::Pair(pair) => pair,
+                Element::Token(_) => None,
+            };
+            if let Err(bad) = pairs.push(pair) {
+                return Ok(bad.into());
+            }
+            next = list.next_element_seed(As(TokenOrPair))?;
         }
+        return Ok(Ok(Some(pairs.finish())));
+    }
+    let mut tokens = buffer;
+    while let Some(element) = next {
+        match element {
+            Element::Token(Some(token)) => tokens.push(token),
+            Element::Token(None) | Element::Pair(_) => return Ok(BadTokens::Unusable.into()),
+        }
+        next = list.next_element_seed(As(TokenOrPair))?;
     }
     Ok(Ok(Some(EventTokens::Ids(tokens))))
+}
+
+/// Reads up to the first element that spoils the event.
+fn lookahead<'de, A: SeqAccess<'de>>(list: &mut A, limits: &Limits) -> Result<Read<Vec<Vec<u32>>>, A::Error> {
+    let mut lists = match LookaheadLists::new(declared(list), limits) {
+        Ok(lists) => lists,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    while let Some(outcome) = list.next_element_seed(As(BlockLookahead(&mut lists)))? {
+        if let Err(fault) = outcome {
+            return Ok(Err(fault));
+        }
+    }
+    Ok(Ok(Some(lists.finish())))
+}
+
+/// The tokens behind one block: nil, a token or a list.
+struct BlockLookahead<'k, 'l>(&'k mut LookaheadLists<'l>);
+
+impl<'de> Shape<'de> for BlockLookahead<'_, '_> {
+    type Out = Result<(), Fault>;
+
+    fn scalar(self, value: Scalar<'de>) -> Self::Out {
+        self.0.bare(value)
+    }
+
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Out, A::Error> {
+        let mut outcome = self.0.block(declared(&list));
+        while outcome.is_ok() {
+            let Some(token) = list.next_element_seed(As(Plain))? else { break };
+            outcome = self.0.token(token.token());
+        }
+        drain_list(&mut list)?;
+        Ok(outcome)
+    }
 }
 
 /// Reads up to the first element that spoils the event.
@@ -409,11 +499,11 @@ fn extra_keys<'de, A: SeqAccess<'de>>(
 ) -> Result<Read<Vec<Vec<ExtraKey>>>, A::Error> {
     let mut lists = match KeyLists::new(declared(list), limits) {
         Ok(lists) => lists,
-        Err(reason) => return Ok(Err(reason)),
+        Err(fault) => return Ok(Err(fault)),
     };
     while let Some(outcome) = list.next_element_seed(As(BlockKeys(&mut lists)))? {
-        if let Err(reason) = outcome {
-            return Ok(Err(reason));
+        if let Err(fault) = outcome {
+            return Ok(Err(fault));
         }
     }
     Ok(Ok(Some(lists.finish())))
@@ -423,12 +513,12 @@ fn extra_keys<'de, A: SeqAccess<'de>>(
 struct BlockKeys<'k, 'l>(&'k mut KeyLists<'l>);
 
 impl<'de> Shape<'de> for BlockKeys<'_, '_> {
-    type Out = Result<(), SkipReason>;
+    type Out = Result<(), Fault>;
 
     fn scalar(self, value: Scalar<'de>) -> Self::Out {
         match value {
             Scalar::Nil => self.0.block(0),
-            _ => Err(SkipReason::Malformed),
+            _ => Err(Fault::Malformed),
         }
     }
 

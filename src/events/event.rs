@@ -1,6 +1,7 @@
 //! Typed events: what an engine said, before anyone decides what it means.
 
 use crate::block::{AttentionKind, BlockHash, Tier};
+use crate::trust::{Reason, ReasonCounts};
 
 /// One decoded batch of a publisher.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -11,8 +12,8 @@ pub struct EventBatch {
     pub dp_rank: Option<i64>,
     /// The events in their order, bad ones left out.
     pub events: Vec<KvEvent>,
-    /// Events that were left out, by reason.
-    pub skipped: SkipCounts,
+    /// What was left out, by reason: whole events, and names that could not be read beside others that could.
+    pub skipped: ReasonCounts,
 }
 
 /// One event.
@@ -51,6 +52,9 @@ pub struct BlockStored {
     pub attention: Option<AttentionKind>,
     /// One entry per hash, or empty when the engine sent none.
     pub extra_keys: Vec<Vec<ExtraKey>>,
+    /// Per hash the tokens behind the block that the hash covers too; empty when it covers none (vLLM's
+    /// `lookahead_token_ids`).
+    pub lookahead: Vec<Vec<u32>>,
 }
 
 /// The tokens of a store.
@@ -58,7 +62,10 @@ pub struct BlockStored {
 pub enum EventTokens {
     /// Token ids.
     Ids(Vec<u32>),
-    /// The event carries tokens in a form that we cannot place (pairs, text): names stay, content does not.
+    /// The tokens that pairs `[t0, t1], [t1, t2], …` run through, one more than there are pairs (SGLang with an
+    /// EAGLE drafter). The block size counts pairs. Never empty: no pairs are no ids.
+    Pairs(Vec<u32>),
+    /// The event carries tokens in a form that we cannot place (text): names stay, content does not.
     Unusable,
 }
 
@@ -86,81 +93,17 @@ pub enum ExtraKey {
     Bytes(Vec<u8>),
 }
 
-/// Why an event, or a block of it, was left out. Named in metrics and answers.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-#[non_exhaustive]
-pub enum SkipReason {
-    /// The tag is none that we know.
-    UnknownTag,
-    /// The event is not an array or map of the shape that its tag asks for.
-    Malformed,
-    /// A list is longer than the limit.
-    TooLong,
-    /// Hashes and tokens do not line up.
-    TokenMismatch,
-    /// The full-attention group's block size is not the declared one.
-    BlockSizeMismatch,
-    /// A block names itself as its parent.
-    SelfParent,
-    /// The rank announces more groups than the limit.
-    TooManyGroups,
-    /// The rank holds more blocks than any engine can.
-    RankFull,
-}
-
-impl SkipReason {
-    /// All reasons.
-    pub const ALL: [Self; 8] = [
-        Self::UnknownTag,
-        Self::Malformed,
-        Self::TooLong,
-        Self::TokenMismatch,
-        Self::BlockSizeMismatch,
-        Self::SelfParent,
-        Self::TooManyGroups,
-        Self::RankFull,
-    ];
-
-    /// The reason's name in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::UnknownTag => "unknown_tag",
-            Self::Malformed => "malformed",
-            Self::TooLong => "too_long",
-            Self::TokenMismatch => "token_mismatch",
-            Self::BlockSizeMismatch => "block_size_mismatch",
-            Self::SelfParent => "self_parent",
-            Self::TooManyGroups => "too_many_groups",
-            Self::RankFull => "rank_full",
-        }
-    }
-}
-
-/// Skipped events by reason.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SkipCounts([u32; SkipReason::ALL.len()]);
-
-impl SkipCounts {
-    /// Counts one event that was left out for `reason`.
-    pub fn add(&mut self, reason: SkipReason) {
-        let count = &mut self.0[reason as usize];
-        *count = count.saturating_add(1);
-    }
-
-    /// Adds another batch's counts.
-    pub fn merge(&mut self, other: &Self) {
-        for (count, more) in self.0.iter_mut().zip(other.0) {
-            *count = count.saturating_add(more);
-        }
-    }
-
-    /// How many were left out for `reason`.
-    pub fn get(&self, reason: SkipReason) -> u32 {
-        self.0[reason as usize]
-    }
-
-    /// How many were left out in all.
-    pub fn total(&self) -> u64 {
-        self.0.iter().map(|&count| u64::from(count)).sum()
-    }
-}
+/// The reasons for which an event, or a name of it, is left out.
+pub const LEFT_OUT: [Reason; 11] = [
+    Reason::UnknownTag,
+    Reason::MalformedEvent,
+    Reason::MalformedRemoval,
+    Reason::TooLongRemoval,
+    Reason::MalformedStore,
+    Reason::TooLongStore,
+    Reason::TokenMismatch,
+    Reason::BlockSizeMismatch,
+    Reason::SelfParent,
+    Reason::TooManyGroups,
+    Reason::RankFull,
+];

@@ -5,161 +5,11 @@
 //! write events as arrays, later versions as maps; the fields and their order are the same.
 
 use crate::block::{AttentionKind, BlockHash, MediumMap, Tier};
-use crate::events::event::{BlockRemoved, BlockStored, EventTokens, ExtraKey, KvEvent, SkipReason};
-
-/// Containers inside one another, the batch's own included, stay below this. A batch needs six (batch,
-/// events, event, `extra_keys`, its list, its entry); the rest is room for fields that we skip.
-pub(super) const MAX_DEPTH: usize = 16;
-
-/// What a batch may cost. Everything that is read from the wire is held against one of these before it is
-/// kept, so a batch costs at most some ten times its payload.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Bytes of payload. A million tokens with one integer hash each take 15 MB, the largest batch that an
-    /// engine can mean today.
-    pub payload_bytes: usize,
-    /// Events in a batch. SGLang up to 0.5.17 sends one per page, at a page size of 1 one per token, so this
-    /// is a prompt of a quarter of a million tokens.
-    pub events: usize,
-    /// Hashes in an event: the same prompt as one event.
-    pub hashes: usize,
-    /// Tokens in an event: the longest contexts served today, a million, in one store.
-    pub tokens: usize,
-    /// Extra keys in an event: one per block of the longest event, the adapter's name being in each.
-    pub extra_keys: usize,
-    /// Bytes of all extra keys of an event: 16 per key at their full number, so many long ones or a few
-    /// very long.
-    pub extra_key_bytes: usize,
-    /// Bytes of an adapter's name, a salt or one extra key. Salts are digests or tenants' names.
-    pub string_bytes: usize,
-    /// Hashes and extra keys that all events of a batch hold together: as many as a million blocks have.
-    /// One byte on the wire can become a hash of 24 bytes in memory, which a limit on bytes does not see.
-    pub names: usize,
-    /// What further media are called.
-    pub media: MediumMap,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            payload_bytes: 16 << 20,
-            events: 1 << 18,
-            hashes: 1 << 18,
-            tokens: 1 << 20,
-            extra_keys: 1 << 18,
-            extra_key_bytes: 4 << 20,
-            string_bytes: 4 << 10,
-            names: 1 << 20,
-            media: MediumMap::default(),
-        }
-    }
-}
-
-/// Why a whole batch is lost. Its number in the stream is used up all the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DecodeError {
-    /// The payload is longer than [`Limits::payload_bytes`]; it was not looked at.
-    #[error("payload of {bytes} bytes exceeds the limit of {limit}")]
-    PayloadTooLarge {
-        /// Its length.
-        bytes: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The batch declares more events than [`Limits::events`].
-    #[error("batch of {events} events exceeds the limit of {limit}")]
-    TooManyEvents {
-        /// How many it declares.
-        events: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The msgpack breaks off, holds a byte that means nothing, or nests 16 deep.
-    #[error("payload is no msgpack value")]
-    Broken,
-    /// Bytes follow the batch.
-    #[error("payload goes on after the batch")]
-    TrailingBytes,
-    /// The payload is neither an array nor a map.
-    #[error("payload is neither an array nor a map")]
-    NotABatch,
-    /// The batch has no list of events.
-    #[error("batch has no list of events")]
-    NoEvents,
-}
-
-/// One msgpack value that is not looked into. A `str` that is not UTF-8 is a byte string, as it was in
-/// msgpack before the two were told apart.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Scalar<'a> {
-    Nil,
-    UInt(u64),
-    /// May be non-negative: encoders may write small numbers signed.
-    Int(i64),
-    Float(f64),
-    Text(&'a str),
-    Bytes(&'a [u8]),
-    /// A boolean, an array, a map or an extension; already read past.
-    Other,
-}
-
-impl<'a> Scalar<'a> {
-    pub(super) fn text_or_bytes(raw: &'a [u8]) -> Self {
-        std::str::from_utf8(raw).map_or(Self::Bytes(raw), Self::Text)
-    }
-
-    fn as_u32(self) -> Option<u32> {
-        match self {
-            Self::UInt(value) => u32::try_from(value).ok(),
-            Self::Int(value) => u32::try_from(value).ok(),
-            _ => None,
-        }
-    }
-
-    fn as_i64(self) -> Option<i64> {
-        match self {
-            Self::UInt(value) => i64::try_from(value).ok(),
-            Self::Int(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// A token id; `None` is a token that cannot be placed, which makes the list unusable.
-    pub(super) fn token(self) -> Option<u32> {
-        self.as_u32()
-    }
-
-    /// A block's name on its engine.
-    pub(super) fn hash(self) -> Option<BlockHash> {
-        match self {
-            Self::UInt(value) => Some(BlockHash::Int(value)),
-            Self::Int(value) => Some(BlockHash::from_i64(value)),
-            Self::Bytes(bytes) => BlockHash::from_bytes(bytes),
-            _ => None,
-        }
-    }
-
-    /// A batch's time.
-    pub(super) fn time(self) -> Option<f64> {
-        match self {
-            Self::UInt(value) => Some(value as f64),
-            Self::Int(value) => Some(value as f64),
-            Self::Float(value) => Some(value).filter(|value| value.is_finite()),
-            _ => None,
-        }
-    }
-
-    /// The rank that a batch names. One that does not fit is the largest: it agrees with no connection,
-    /// and saying "not named" would hide that.
-    pub(super) fn rank(self) -> Option<i64> {
-        match self {
-            Self::UInt(value) => Some(i64::try_from(value).unwrap_or(i64::MAX)),
-            Self::Int(value) => Some(value),
-            _ => None,
-        }
-    }
-}
+use crate::events::event::{BlockRemoved, BlockStored, EventTokens, ExtraKey, KvEvent};
+use crate::events::limits::Limits;
+use crate::events::lists::{Fault, Names, Read};
+use crate::events::scalar::Scalar;
+use crate::trust::{Reason, ReasonCounts};
 
 /// A field of a batch written as a map.
 #[derive(Clone, Copy, Debug)]
@@ -194,13 +44,26 @@ pub(super) enum Tag {
 
 impl Tag {
     /// The tag that this value names, or why its event is left out.
-    pub(super) fn read(value: Scalar<'_>) -> Result<Self, SkipReason> {
+    pub(super) fn read(value: Scalar<'_>) -> Result<Self, Reason> {
         match value {
             Scalar::Text("BlockStored") => Ok(Self::Stored),
             Scalar::Text("BlockRemoved") => Ok(Self::Removed),
             Scalar::Text("AllBlocksCleared") => Ok(Self::Cleared),
-            Scalar::Text(_) => Err(SkipReason::UnknownTag),
-            _ => Err(SkipReason::Malformed),
+            Scalar::Text(_) => Err(Reason::UnknownTag),
+            _ => Err(Reason::MalformedEvent),
+        }
+    }
+
+    /// What it means that an event of this kind is lost.
+    fn loss(self, fault: Fault) -> Reason {
+        match (fault, self) {
+            (Fault::BrokenPairs, Self::Stored) => Reason::TokenMismatch,
+            (Fault::TooLong, Self::Stored) => Reason::TooLongStore,
+            (Fault::Malformed, Self::Stored) => Reason::MalformedStore,
+            (Fault::TooLong, Self::Removed | Self::Cleared) => Reason::TooLongRemoval,
+            (Fault::Malformed | Fault::BrokenPairs, Self::Removed | Self::Cleared) => {
+                Reason::MalformedRemoval
+            }
         }
     }
 
@@ -215,8 +78,8 @@ impl Tag {
                 Field::BlockSize,
                 Field::LoraId,
                 Field::Medium,
-                Field::LoraName,
-                Field::ExtraKeys,
+                Field::ByType,
+                Field::ByType,
                 Field::GroupIdx,
                 Field::SpecKind,
                 Field::SpecWindow,
@@ -244,11 +107,23 @@ pub(super) enum Field {
     GroupIdx,
     SpecKind,
     SpecWindow,
+    Lookahead,
+    /// In an array, what its type says: a string is the adapter, a list the extra keys, a map holds fields by
+    /// name. vLLM has the adapter in one of these places and the extra keys in the next.
+    ByType,
 }
 
 impl Field {
-    /// The field of this key in an event written as a map. Others (`session_id`, `ownership`,
-    /// `lookahead_token_ids`, …) say nothing about what is cached where.
+    /// The field of this key in a map within an event written as an array: one that says more of the event than
+    /// the array did, never what the array must say.
+    pub(super) fn more_from_key(key: &[u8]) -> Option<Self> {
+        Self::from_key(key).filter(|field| {
+            !matches!(field, Self::Tag | Self::BlockHashes | Self::Parent | Self::TokenIds | Self::BlockSize)
+        })
+    }
+
+    /// The field of this key in an event written as a map. Others (`session_id`, `ownership`, …) say nothing
+    /// about what is cached where.
     pub(super) fn from_key(key: &[u8]) -> Option<Self> {
         Some(match key {
             b"type" => Self::Tag,
@@ -265,19 +140,17 @@ impl Field {
             b"group_idx" => Self::GroupIdx,
             b"kv_cache_spec_kind" => Self::SpecKind,
             b"kv_cache_spec_sliding_window" => Self::SpecWindow,
+            b"lookahead_token_ids" => Self::Lookahead,
             _ => return None,
         })
     }
 }
 
-/// What was read for a field: `Ok(None)` when it is absent or nil, an error when it spoils its event.
-pub(super) type Read<T> = Result<Option<T>, SkipReason>;
-
 /// The fields of one event as they come in. A field that comes twice has its last value.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    tag: Result<Tag, SkipReason>,
-    pub(super) hashes: Read<Vec<BlockHash>>,
+    tag: Result<Tag, Reason>,
+    pub(super) hashes: Read<Names>,
     /// Present but nil is the start of a prompt, absent is not.
     parent: Read<Option<BlockHash>>,
     pub(super) tokens: Read<EventTokens>,
@@ -291,13 +164,14 @@ pub(super) struct Fields<'a> {
     group_idx: Read<u32>,
     spec_kind: Read<&'a str>,
     spec_window: Read<u32>,
+    pub(super) lookahead: Read<Vec<Vec<u32>>>,
 }
 
 impl Default for Fields<'_> {
     fn default() -> Self {
         Self {
             // An event without a tag.
-            tag: Err(SkipReason::Malformed),
+            tag: Err(Reason::MalformedEvent),
             hashes: Ok(None),
             parent: Ok(None),
             tokens: Ok(None),
@@ -311,6 +185,7 @@ impl Default for Fields<'_> {
             group_idx: Ok(None),
             spec_kind: Ok(None),
             spec_window: Ok(None),
+            lookahead: Ok(None),
         }
     }
 }
@@ -338,32 +213,72 @@ impl<'a> Fields<'a> {
             Field::GroupIdx => self.group_idx = read(value, Scalar::as_u32),
             Field::SpecKind => self.spec_kind = read(value, text),
             Field::SpecWindow => self.spec_window = read(value, Scalar::as_u32),
+            Field::Lookahead => self.lookahead = no_list(value),
+            Field::ByType => match value {
+                Scalar::Nil => {}
+                // Two places may hold the adapter, one event has one.
+                Scalar::Text(_) if matches!(self.lora_name, Ok(None | Some(""))) => {
+                    self.lora_name = bounded(value, limits);
+                }
+                _ => self.lora_name = Err(Fault::Malformed),
+            },
         }
     }
 
-    /// The event, or why it is left out. `names` is what the batch may still hold. Lists are taken out.
-    pub(super) fn finish(&mut self, names: &mut usize, limits: &Limits) -> Result<KvEvent, SkipReason> {
-        let (event, held) = match self.tag? {
-            Tag::Stored => self.stored(&limits.media)?,
-            Tag::Removed => self.removed(&limits.media)?,
-            Tag::Cleared => (KvEvent::Cleared(self.cleared(&limits.media)?), 0),
+    /// The event; `None` if it is left out. What is left out is counted in `skipped`. `names` is what the batch may
+    /// still hold. Lists are taken out.
+    pub(super) fn finish(
+        &mut self,
+        names: &mut usize,
+        limits: &Limits,
+        skipped: &mut ReasonCounts,
+    ) -> Option<KvEvent> {
+        let tag = match self.tag {
+            Ok(tag) => tag,
+            Err(reason) => {
+                skipped.add(reason, 1);
+                return None;
+            }
         };
-        *names = names.checked_sub(held).ok_or(SkipReason::TooLong)?;
-        Ok(event)
+        let mut unreadable = 0;
+        let event = match tag {
+            Tag::Stored => self.stored(&limits.media, &mut unreadable),
+            Tag::Removed => self.removed(&limits.media, &mut unreadable),
+            Tag::Cleared => self.cleared(&limits.media).map(|tier| Some((KvEvent::Cleared(tier), 0))),
+        };
+        let event = event.and_then(|event| {
+            let Some((event, held)) = event else { return Ok(None) };
+            *names = names.checked_sub(held).ok_or(Fault::TooLong)?;
+            Ok(Some(event))
+        });
+        match event {
+            Ok(event) => {
+                if unreadable > 0 {
+                    skipped.add(tag.loss(Fault::Malformed), unreadable);
+                }
+                event
+            }
+            Err(fault) => {
+                skipped.add(tag.loss(fault), 1);
+                None
+            }
+        }
     }
 
-    fn stored(&mut self, media: &MediumMap) -> Result<(KvEvent, usize), SkipReason> {
-        let block_hashes = required(take(&mut self.hashes))?;
+    fn stored(&mut self, media: &MediumMap, unreadable: &mut u32) -> Result<Option<(KvEvent, usize)>, Fault> {
+        let names = required(take(&mut self.hashes))?;
+        let (listed, before_unreadable) = (names.len(), names.before_unreadable);
         let extra_keys = take(&mut self.extra_keys)?.unwrap_or_default();
-        // Which key belongs to which block cannot be told.
-        if !extra_keys.is_empty() && extra_keys.len() != block_hashes.len() {
-            return Err(SkipReason::Malformed);
+        let lookahead = take(&mut self.lookahead)?.unwrap_or_default();
+        // Which belongs to which block cannot be told.
+        let lines_up = |lists: usize| lists == 0 || lists == listed;
+        if !lines_up(extra_keys.len()) || !lines_up(lookahead.len()) {
+            return Err(Fault::Malformed);
         }
-        let keys = extra_keys.iter().map(|keys| 1 + keys.len()).sum::<usize>();
-        let held = block_hashes.len() + keys;
+        *unreadable = names.unreadable;
         let window = self.spec_window?;
-        let stored = BlockStored {
-            block_hashes,
+        let mut stored = BlockStored {
+            block_hashes: names.readable,
             parent_block_hash: required(take(&mut self.parent))?,
             tokens: required(take(&mut self.tokens))?,
             block_size: required(self.block_size)?,
@@ -374,15 +289,34 @@ impl<'a> Fields<'a> {
             group_idx: self.group_idx?,
             attention: self.spec_kind?.map(|kind| AttentionKind::from_spec(kind, window)),
             extra_keys,
+            lookahead,
         };
-        Ok((KvEvent::Stored(stored), held))
+        if let Some(readable) = before_unreadable {
+            cut_behind_unreadable(&mut stored, listed, readable)?;
+            if stored.block_hashes.is_empty() {
+                return Ok(None);
+            }
+        }
+        let keys = stored.extra_keys.iter().map(|keys| 1 + keys.len()).sum::<usize>();
+        let held = stored.block_hashes.len() + keys + stored.lookahead.len();
+        Ok(Some((KvEvent::Stored(stored), held)))
     }
 
-    fn removed(&mut self, media: &MediumMap) -> Result<(KvEvent, usize), SkipReason> {
-        let block_hashes = required(take(&mut self.hashes))?;
-        let held = block_hashes.len();
-        let removed = BlockRemoved { block_hashes, tier: self.tier(media)?, group_idx: self.group_idx? };
-        Ok((KvEvent::Removed(removed), held))
+    fn removed(
+        &mut self,
+        media: &MediumMap,
+        unreadable: &mut u32,
+    ) -> Result<Option<(KvEvent, usize)>, Fault> {
+        let names = required(take(&mut self.hashes))?;
+        let held = names.readable.len();
+        let removed = BlockRemoved {
+            block_hashes: names.readable,
+            tier: self.tier(media)?,
+            group_idx: self.group_idx?,
+        };
+        *unreadable = names.unreadable;
+        let nothing_left = held == 0 && names.unreadable > 0;
+        Ok((!nothing_left).then_some((KvEvent::Removed(removed), held)))
     }
 
     /// What was cleared: `None` where no medium is named.
@@ -394,7 +328,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Blocks that another publisher's machine holds are not the rank's own.
-    fn tier(&self, media: &MediumMap) -> Result<Tier, SkipReason> {
+    fn tier(&self, media: &MediumMap) -> Result<Tier, Fault> {
         let medium = self.medium?;
         match self.locality? {
             Some(locality) if locality.eq_ignore_ascii_case("REMOTE") => Ok(Tier::Other),
@@ -403,18 +337,43 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Takes from a store what its unreadable names cost. A block behind one cannot be credited, since the removal of
+/// that one would not be seen: the blocks before the first such name stay. Names without content stand each for
+/// itself, so all of them stay.
+fn cut_behind_unreadable(stored: &mut BlockStored, names: usize, readable: usize) -> Result<(), Fault> {
+    let size = stored.block_size as usize;
+    let (ids, more) = match &mut stored.tokens {
+        EventTokens::Ids(ids) if !ids.is_empty() => (ids, 0),
+        EventTokens::Pairs(ids) => (ids, 1),
+        EventTokens::Ids(_) | EventTokens::Unusable => {
+            stored.extra_keys.clear();
+            stored.lookahead.clear();
+            return Ok(());
+        }
+    };
+    // With a name less they could line up by chance, and wrongly.
+    if names.checked_mul(size).and_then(|pairs| pairs.checked_add(more)) != Some(ids.len()) {
+        return Err(Fault::Malformed);
+    }
+    ids.truncate(readable * size + more);
+    stored.block_hashes.truncate(readable);
+    stored.extra_keys.truncate(readable);
+    stored.lookahead.truncate(readable);
+    Ok(())
+}
+
 fn take<T>(read: &mut Read<T>) -> Read<T> {
     std::mem::replace(read, Ok(None))
 }
 
-fn required<T>(read: Read<T>) -> Result<T, SkipReason> {
-    read?.ok_or(SkipReason::Malformed)
+fn required<T>(read: Read<T>) -> Result<T, Fault> {
+    read?.ok_or(Fault::Malformed)
 }
 
 fn read<'a, T>(value: Scalar<'a>, take: impl FnOnce(Scalar<'a>) -> Option<T>) -> Read<T> {
     match value {
         Scalar::Nil => Ok(None),
-        value => take(value).map(Some).ok_or(SkipReason::Malformed),
+        value => take(value).map(Some).ok_or(Fault::Malformed),
     }
 }
 
@@ -435,111 +394,7 @@ fn text(value: Scalar<'_>) -> Option<&str> {
 
 fn bounded<'a>(value: Scalar<'a>, limits: &Limits) -> Read<&'a str> {
     match read(value, text)? {
-        Some(text) if text.len() > limits.string_bytes => Err(SkipReason::TooLong),
+        Some(text) if text.len() > limits.string_bytes => Err(Fault::TooLong),
         text => Ok(text),
-    }
-}
-
-/// One extra key, still in the payload.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum KeyRef<'a> {
-    Text(&'a str),
-    Int(i64),
-    Located(&'a str, i64),
-    Bytes(&'a [u8]),
-}
-
-impl<'a> KeyRef<'a> {
-    /// Longest entry: `("mm", identifier, offset)`.
-    pub(super) const MAX_PARTS: usize = 3;
-
-    /// The key that a bare value is.
-    pub(super) fn bare(value: Scalar<'a>) -> Option<Self> {
-        match value {
-            Scalar::Text(text) => Some(Self::Text(text)),
-            Scalar::Bytes(bytes) => Some(Self::Bytes(bytes)),
-            value => value.as_i64().map(Self::Int),
-        }
-    }
-
-    /// The key that an array of these values is: `[identifier, offset]`, or one of the tagged forms that
-    /// vLLM hashes from 0.31 on.
-    pub(super) fn compound(parts: &[Scalar<'a>]) -> Option<Self> {
-        match *parts {
-            [Scalar::Text("mm"), Scalar::Text(id), offset] => Some(Self::Located(id, offset.as_i64()?)),
-            [Scalar::Text("lora" | "cache_salt"), Scalar::Text(text)] => Some(Self::Text(text)),
-            [Scalar::Text("prompt_embeds"), Scalar::Bytes(digest)] => Some(Self::Bytes(digest)),
-            [Scalar::Text(id), offset] => Some(Self::Located(id, offset.as_i64()?)),
-            _ => None,
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::Text(text) | Self::Located(text, _) => text.len(),
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Int(_) => 0,
-        }
-    }
-
-    fn into_owned(self) -> ExtraKey {
-        match self {
-            Self::Text(text) => ExtraKey::Text(text.to_owned()),
-            Self::Int(value) => ExtraKey::Int(value),
-            Self::Located(id, offset) => ExtraKey::Located(id.to_owned(), offset),
-            Self::Bytes(bytes) => ExtraKey::Bytes(bytes.to_owned()),
-        }
-    }
-}
-
-/// The extra keys of an event as they come in, held against the limits. Once one is refused, the rest of
-/// the field need only be read past.
-#[derive(Debug)]
-pub(super) struct KeyLists<'l> {
-    limits: &'l Limits,
-    /// Empty until the first key: vLLM sends a nil per block when there are none.
-    lists: Vec<Vec<ExtraKey>>,
-    blocks: usize,
-    keys: usize,
-    bytes: usize,
-}
-
-impl<'l> KeyLists<'l> {
-    /// The lists of `blocks` blocks, as declared.
-    pub(super) fn new(blocks: usize, limits: &'l Limits) -> Result<Self, SkipReason> {
-        if blocks > limits.hashes {
-            return Err(SkipReason::TooLong);
-        }
-        Ok(Self { limits, lists: Vec::new(), blocks: 0, keys: 0, bytes: 0 })
-    }
-
-    /// The next block begins; it declares this many keys.
-    pub(super) fn block(&mut self, keys: usize) -> Result<(), SkipReason> {
-        self.blocks += 1;
-        self.keys = self.keys.saturating_add(keys);
-        if self.keys > self.limits.extra_keys { Err(SkipReason::TooLong) } else { Ok(()) }
-    }
-
-    /// One key of the block that began last; `None` is an entry that is no key.
-    pub(super) fn key(&mut self, key: Option<KeyRef<'_>>) -> Result<(), SkipReason> {
-        let key = key.ok_or(SkipReason::Malformed)?;
-        let bytes = key.bytes();
-        self.bytes += bytes;
-        if bytes > self.limits.string_bytes || self.bytes > self.limits.extra_key_bytes {
-            return Err(SkipReason::TooLong);
-        }
-        self.lists.resize_with(self.blocks, Vec::new);
-        if let Some(list) = self.lists.last_mut() {
-            list.push(key.into_owned());
-        }
-        Ok(())
-    }
-
-    /// One list per block, or none at all when no block has a key.
-    pub(super) fn finish(mut self) -> Vec<Vec<ExtraKey>> {
-        if !self.lists.is_empty() {
-            self.lists.resize_with(self.blocks, Vec::new);
-        }
-        self.lists
     }
 }

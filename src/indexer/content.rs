@@ -95,6 +95,7 @@ mod tests {
             group_idx: None,
             attention: None,
             extra_keys,
+            lookahead: Vec::new(),
         }
     }
 

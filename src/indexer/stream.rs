@@ -9,8 +9,8 @@ use super::view::{ContentCounters, RankReport, RankStatus};
 use crate::block::{BlockHash, ContentKeys, Tier};
 use crate::events::order::{Batch, Step};
 use crate::events::{
-    BlockRemoved, BlockStored, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage, Sequencer,
-    SkipReason, decode_batch_fast, parse_live, parse_replay, peek_ts,
+    BlockRemoved, BlockStored, DecodeError, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage,
+    Sequencer, decode_batch_fast, parse_live, parse_replay, peek_ts,
 };
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
@@ -166,14 +166,17 @@ impl Stream {
         batch_buffer: &mut BatchBuffers<'_>,
     ) {
         let BatchBuffers { decoded, keys } = batch_buffer;
-        if decode_batch_fast(&batch.payload, limits, decoded).is_err() {
+        if let Err(error) = decode_batch_fast(&batch.payload, limits, decoded) {
             self.counters.malformed_messages += 1;
-            return self.give(Reason::Undecodable, 1);
+            return self.give(lost_by(error), 1);
         }
         if decoded.dp_rank.is_some_and(|rank| rank != i64::from(self.plan.rank.dp_rank.0)) {
             self.counters.rank_mismatch += 1;
         }
         self.counters.skipped.merge(&decoded.skipped);
+        for (reason, times) in decoded.skipped.iter() {
+            self.give(reason, times);
+        }
         section.apply_each(&decoded.events, leads, |section, event| match event {
             KvEvent::Stored(stored) => self.store(stored, section, keys),
             KvEvent::Removed(removed) => self.remove(removed, section),
@@ -200,6 +203,10 @@ impl Stream {
             parent: event.parent_block_hash.as_ref(),
             tokens: match &event.tokens {
                 EventTokens::Ids(ids) => StoreTokens::Ids(ids),
+                EventTokens::Pairs(ids) => {
+                    let stride = event.block_size as usize;
+                    StoreTokens::Windows { tokens: ids, len: stride + 1, stride }
+                }
                 EventTokens::Unusable => StoreTokens::Unusable,
             },
             block_size: event.block_size,
@@ -218,7 +225,8 @@ impl Stream {
             }
             Err(refusal) => {
                 if let Some(reason) = skip_reason(refusal) {
-                    self.counters.skipped.add(reason);
+                    self.counters.skipped.add(reason, 1);
+                    self.give(reason, 1);
                 }
             }
         }
@@ -271,13 +279,21 @@ impl Buffers {
     }
 }
 
-fn skip_reason(refusal: StoreRefusal) -> Option<SkipReason> {
+/// A batch that was not looked into for its size, or could not be read.
+fn lost_by(error: DecodeError) -> Reason {
+    match error {
+        DecodeError::PayloadTooLarge { .. } | DecodeError::TooManyEvents { .. } => Reason::TooLarge,
+        _ => Reason::Undecodable,
+    }
+}
+
+fn skip_reason(refusal: StoreRefusal) -> Option<Reason> {
     match refusal {
-        StoreRefusal::TokenMismatch => Some(SkipReason::TokenMismatch),
-        StoreRefusal::BlockSizeMismatch => Some(SkipReason::BlockSizeMismatch),
-        StoreRefusal::SelfParent => Some(SkipReason::SelfParent),
-        StoreRefusal::TooManyGroups => Some(SkipReason::TooManyGroups),
-        StoreRefusal::RankFull => Some(SkipReason::RankFull),
+        StoreRefusal::TokenMismatch => Some(Reason::TokenMismatch),
+        StoreRefusal::BlockSizeMismatch => Some(Reason::BlockSizeMismatch),
+        StoreRefusal::SelfParent => Some(Reason::SelfParent),
+        StoreRefusal::TooManyGroups => Some(Reason::TooManyGroups),
+        StoreRefusal::RankFull => Some(Reason::RankFull),
         // The stream goes before its slot does.
         StoreRefusal::UnknownRank => None,
     }

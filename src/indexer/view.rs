@@ -8,7 +8,6 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::block::BlockSize;
-use crate::events::SkipCounts;
 use crate::events::order::StreamCounters;
 use crate::fleet::{Capacity, Fleet, PoolKey, RankPlan, WorkerSpec};
 use crate::ids::{EventSeq, Moment, RankSlot, SourceId, WorkerId};
@@ -255,8 +254,8 @@ pub struct ContentCounters {
     pub malformed_messages: u64,
     /// Messages of another topic that only shares our prefix.
     pub other_topic: u64,
-    /// Events that were left out, by reason.
-    pub skipped: SkipCounts,
+    /// Events that were left out, or names of them, by reason.
+    pub skipped: ReasonCounts,
     /// Batches whose payload names another rank than their connection.
     pub rank_mismatch: u64,
     /// Blocks whose parent was not known when they came.

@@ -24,12 +24,12 @@ use prometheus_client::registry::{Registry, Unit};
 use super::Control;
 use super::problem::Problem;
 use super::state::ServiceState;
-use crate::events::SkipReason;
+use crate::events::LEFT_OUT;
 use crate::ids::Moment;
 use crate::indexer::{FleetView, PoolView, RankReport, RankView, View};
 use crate::load::{Booked, LoadTable};
 use crate::routing::Reason;
-use crate::trust::Trust;
+use crate::trust::{self, Trust};
 
 /// What the service itself counts, and the registry that everything is encoded from.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ const COUNTS: &[Count] = &[
         of.content.unchained_stores
     }),
     ("block_size_mismatches", "Stores with another block size than declared", |of| {
-        of.content.skipped.get(SkipReason::BlockSizeMismatch).into()
+        of.content.skipped.get(trust::Reason::BlockSizeMismatch).into()
     }),
 ];
 
@@ -205,7 +205,7 @@ const TRUSTS: [Trust; 6] = [
     Trust::Joining,
     Trust::Live,
     Trust::Repairing,
-    Trust::Partial(crate::trust::MayErr::Miss),
+    Trust::Partial(trust::MayErr::Miss),
     Trust::Silent,
     Trust::Unknown,
 ];
@@ -329,7 +329,7 @@ fn skipped(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
     let mut family =
         to.encode_descriptor("skipped_events", "Events left out, by reason", None, MetricType::Counter)?;
     for row in rows {
-        for reason in SkipReason::ALL {
+        for reason in LEFT_OUT {
             let labels = row.labels_with("reason", reason.name());
             count(&mut family, &labels, row.report.content.skipped.get(reason).into())?;
         }

@@ -142,8 +142,26 @@ fn field(name: &str) -> BoxedStrategy<Value> {
         "block_hashes" => list(mostly_rarely(hash()), 5).boxed(),
         "parent_block_hash" => hash().boxed(),
         "token_ids" => {
-            prop_oneof![list((0..200_000_u64).prop_map(Value::UInt), 20), list(mostly_rarely(int()), 20)]
-                .boxed()
+            let pair = || {
+                let token = || prop_oneof![Just(1_u64), Just(300)].prop_map(Value::UInt);
+                proptest::collection::vec(mostly_rarely(token()), 2).prop_map(Value::Array)
+            };
+            let chained = (0..9_u64).prop_map(|len| {
+                Value::Array(
+                    (0..len).map(|at| Value::Array(vec![Value::UInt(at), Value::UInt(at + 1)])).collect(),
+                )
+            });
+            prop_oneof![
+                4 => list((0..200_000_u64).prop_map(Value::UInt), 20),
+                4 => list(mostly_rarely(int()), 20),
+                2 => chained,
+                1 => list(mostly_rarely(pair()), 4),
+            ]
+            .boxed()
+        }
+        "lookahead_token_ids" => {
+            let block = prop_oneof![int(), list(mostly_rarely(int()), 3), Just(Value::Nil)];
+            list(mostly_rarely(block), 4).boxed()
         }
         "extra_keys" => list(mostly(list(mostly_rarely(extra_key()), 4)), 5).boxed(),
         "lora_id" | "block_size" | "group_idx" | "kv_cache_spec_sliding_window" => {
@@ -173,7 +191,7 @@ const STORED: [&str; 12] = [
 ];
 const REMOVED: [&str; 4] = ["type", "block_hashes", "medium", "group_idx"];
 const CLEARED: [&str; 2] = ["type", "medium"];
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "type",
     "block_hashes",
     "parent_block_hash",
@@ -187,6 +205,7 @@ const KEYS: [&str; 15] = [
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
     "cache_salt",
+    "lookahead_token_ids",
     "session_id",
     "locality",
 ];

@@ -3,9 +3,9 @@
 
 use rankwise::block::{AttentionKind, BlockHash, Tier};
 use rankwise::events::{
-    BlockRemoved, BlockStored, DecodeError, EventBatch, EventTokens, ExtraKey, KvEvent, Limits, SkipReason,
-    peek_ts,
+    BlockRemoved, BlockStored, DecodeError, EventBatch, EventTokens, ExtraKey, KvEvent, Limits, peek_ts,
 };
+use rankwise::trust::Reason;
 
 use super::pack::{Value, value};
 use super::{decode, decode_with};
@@ -29,15 +29,15 @@ fn stored(value: Value) -> BlockStored {
 }
 
 /// Why the event is left out. A good event on either side of it must stay.
-fn skipped(bad: Value) -> SkipReason {
+fn skipped(bad: Value) -> Reason {
     skipped_with(bad, &Limits::default())
 }
 
-fn skipped_with(bad: Value, limits: &Limits) -> SkipReason {
+fn skipped_with(bad: Value, limits: &Limits) -> Reason {
     let good = value!(["BlockRemoved", [1]]);
     let batch = decode_with(&value!([1.5, [(good.clone()), bad, good], 0]).pack(), limits).unwrap();
     assert_eq!((batch.events.len(), batch.skipped.total()), (2, 1));
-    *SkipReason::ALL.iter().find(|&&reason| batch.skipped.get(reason) == 1).unwrap()
+    batch.skipped.iter().next().unwrap().0
 }
 
 fn text(text: &str) -> Value {
@@ -61,6 +61,7 @@ fn simple() -> BlockStored {
         group_idx: None,
         attention: None,
         extra_keys: vec![],
+        lookahead: vec![],
     }
 }
 
@@ -133,7 +134,7 @@ fn missing_and_surplus_trailing_fields() {
         assert_eq!(stored(Value::Array(fields[..len].to_vec())), expected, "{len}");
     }
     for len in 1..5 {
-        assert_eq!(skipped(Value::Array(fields[..len].to_vec())), SkipReason::Malformed, "{len}");
+        assert_eq!(skipped(Value::Array(fields[..len].to_vec())), Reason::MalformedStore, "{len}");
     }
 }
 
@@ -187,25 +188,178 @@ fn hashes_of_all_forms() {
     };
     assert_eq!(removed.block_hashes, expected);
     for bad in [value!(null), text("ab"), bin(&[]), bin(&[7; 65]), value!(1.0), value!([1]), value!({1: 2})] {
-        assert_eq!(skipped(value!(["BlockRemoved", [1, (bad.clone()), 2]])), SkipReason::Malformed);
+        assert_eq!(skipped(value!(["BlockRemoved", [(bad.clone())]])), Reason::MalformedRemoval);
         if bad != Value::Nil {
-            assert_eq!(skipped(value!(["BlockStored", [1], bad, [1], 1])), SkipReason::Malformed);
+            assert_eq!(skipped(value!(["BlockStored", [1], bad, [1], 1])), Reason::MalformedStore);
         }
     }
 }
 
-/// E1: SGLang's bigrams and TensorRT-LLM's strings leave the names usable.
+/// The only event of a batch, and what was left out beside it.
+fn partly(event: Value) -> (KvEvent, Vec<(Reason, u32)>) {
+    let mut batch = decoded(&value!([1.5, [event], 0]));
+    assert_eq!(batch.events.len(), 1);
+    (batch.events.remove(0), batch.skipped.iter().collect())
+}
+
+/// I4, E8: a name that cannot be read costs itself in a removal.
+#[test]
+fn an_unreadable_name_costs_itself_in_a_removal() {
+    let expected = |names: &[u64]| {
+        let block_hashes = names.iter().map(|&name| BlockHash::Int(name)).collect();
+        KvEvent::Removed(BlockRemoved { block_hashes, tier: Tier::Device, group_idx: None })
+    };
+    for bad in [value!(null), text("ab"), bin(&[]), bin(&[7; 65]), value!(1.0), value!([1]), value!({1: 2})] {
+        let one = value!(["BlockRemoved", [1, (bad.clone()), 2]]);
+        assert_eq!(partly(one), (expected(&[1, 2]), vec![(Reason::MalformedRemoval, 1)]));
+        let two = value!({"block_hashes": [(bad.clone()), 1, bad], "type": "BlockRemoved"});
+        assert_eq!(partly(two), (expected(&[1]), vec![(Reason::MalformedRemoval, 2)]));
+    }
+}
+
+/// I4, E8: in a store it costs what stands behind it too, since that can never be credited; what stands before
+/// it stays, with its own tokens and keys.
+#[test]
+fn an_unreadable_name_cuts_a_store() {
+    let store = |names: Value, tokens: Value| {
+        value!({"type": "BlockStored", "block_hashes": names, "parent_block_hash": null, "token_ids": tokens,
+            "block_size": 2, "extra_keys": [["a"], ["b"], ["c"]], "lookahead_token_ids": [[3], [5], [7]]})
+    };
+    let six = || value!([1, 2, 3, 4, 5, 6]);
+    let key = |key: &str| vec![ExtraKey::Text(key.into())];
+    let expected = BlockStored {
+        block_hashes: vec![BlockHash::Int(11), BlockHash::Int(12)],
+        tokens: EventTokens::Ids(vec![1, 2, 3, 4]),
+        extra_keys: vec![key("a"), key("b")],
+        lookahead: vec![vec![3], vec![5]],
+        ..simple()
+    };
+    let lost = |count| vec![(Reason::MalformedStore, count)];
+    let (event, left_out) = partly(store(value!([11, 12, "x"]), six()));
+    assert_eq!((event, left_out), (KvEvent::Stored(expected.clone()), lost(1)));
+    let first = BlockStored {
+        block_hashes: vec![BlockHash::Int(11)],
+        tokens: EventTokens::Ids(vec![1, 2]),
+        extra_keys: vec![key("a")],
+        lookahead: vec![vec![3]],
+        ..simple()
+    };
+    let (event, left_out) = partly(store(value!([11, "x", 13]), six()));
+    assert_eq!((event, left_out), (KvEvent::Stored(first.clone()), lost(1)));
+    let pairs = value!([[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7]]);
+    let (event, left_out) = partly(store(value!([11, 12, "x"]), pairs));
+    let paired = BlockStored { tokens: EventTokens::Pairs(vec![1, 2, 3, 4, 5]), ..expected.clone() };
+    assert_eq!((event, left_out), (KvEvent::Stored(paired), lost(1)));
+    // Names without content stand each for itself.
+    let named = BlockStored {
+        block_hashes: vec![BlockHash::Int(12), BlockHash::Int(13)],
+        tokens: EventTokens::Ids(vec![]),
+        extra_keys: vec![],
+        lookahead: vec![],
+        ..simple()
+    };
+    let (event, left_out) = partly(store(value!(["x", 12, 13]), value!([])));
+    assert_eq!((event, left_out), (KvEvent::Stored(named), lost(1)));
+    // Nothing stands before the first, and without the unreadable name the rest would line up wrongly.
+    assert_eq!(skipped(store(value!(["x", 12, 13]), six())), Reason::MalformedStore);
+    assert_eq!(skipped(store(value!([11, 12, "x"]), value!([1, 2, 3, 4]))), Reason::MalformedStore);
+}
+
+/// I11: pairs are kept as what they run through.
+#[test]
+fn pairs_of_tokens() {
+    let of = |tokens: Value| value!(["BlockStored", [11, 12], null, tokens, 2]);
+    let pairs = EventTokens::Pairs(vec![1, 2, 300, 70_000, 5]);
+    let written = value!([[1, 2], [2, 300], [300, 70_000], [70_000, 5]]);
+    assert_eq!(stored(of(written)), BlockStored { tokens: pairs, ..simple() });
+    for broken in [value!([[1, 2], [3, 4]]), value!([[1, 2], [2, 3], [1, 2], ["not", "looked at"]])] {
+        assert_eq!(skipped(of(broken)), Reason::TokenMismatch);
+    }
+    for odd in [
+        value!([[1, 2], 2]),
+        value!([1, [1, 2]]),
+        value!([[1]]),
+        value!([[1, 2, 3]]),
+        value!([[]]),
+        value!([[1, "2"]]),
+        value!([[1, [2, 3]]]),
+        value!([{1: 2}, [1, 2]]),
+    ] {
+        assert_eq!(stored(of(odd)).tokens, EventTokens::Unusable);
+    }
+    // No pairs are no tokens, whatever the next field begins with.
+    let none = value!({"type": "BlockStored", "block_hashes": [11, 12], "parent_block_hash": null,
+        "block_size": 2, "token_ids": [], "extra_keys": [null, null]});
+    assert_eq!(stored(none).tokens, EventTokens::Ids(vec![]));
+}
+
+/// I11: tokens behind the blocks, one or more of them, as a list or bare.
+#[test]
+fn lookahead_tokens() {
+    let with = |lookahead: Value| {
+        value!({"type": "BlockStored", "block_hashes": [11, 12], "parent_block_hash": null,
+            "token_ids": [1, 2, 300, 70_000], "block_size": 2, "lookahead_token_ids": lookahead})
+    };
+    for (written, expected) in [
+        (value!([[300], [9]]), vec![vec![300], vec![9]]),
+        (value!([300, 9]), vec![vec![300], vec![9]]),
+        (value!([[300, 70_000], null]), vec![vec![300, 70_000], vec![]]),
+        (value!([null, []]), vec![]),
+        (value!([]), vec![]),
+        (value!(null), vec![]),
+    ] {
+        assert_eq!(stored(with(written)), BlockStored { lookahead: expected, ..simple() });
+    }
+    for odd in
+        [value!([[300]]), value!([[300], ["x"]]), value!([[300], {1: 2}]), value!(7), value!([["x"], []])]
+    {
+        assert_eq!(skipped(with(odd)), Reason::MalformedStore);
+    }
+}
+
+/// I2: what follows the medium in an array is read by its type.
+#[test]
+fn the_eighth_element_is_read_by_its_type() {
+    let with = |more: &[Value]| {
+        let Value::Array(mut fields) =
+            value!(["BlockStored", [11, 12], null, [1, 2, 300, 70_000], 2, null, "GPU"])
+        else {
+            panic!()
+        };
+        fields.extend_from_slice(more);
+        Value::Array(fields)
+    };
+    let name = Some("sql".to_owned());
+    let keys = vec![vec![ExtraKey::Text("k".into())], vec![]];
+    let salted = || value!({"cache_salt": "tenant", "type": "BlockRemoved", "block_hashes": [1], 7: 8});
+    for more in [vec![text("sql")], vec![value!(null), text("sql")], vec![value!({"lora_name": "sql"})]] {
+        assert_eq!(stored(with(&more)), BlockStored { lora_name: name.clone(), ..simple() });
+    }
+    for more in [vec![value!([["k"], null])], vec![value!(null), value!([["k"], null])]] {
+        assert_eq!(stored(with(&more)), BlockStored { extra_keys: keys.clone(), ..simple() });
+    }
+    let salt = Some("tenant".to_owned());
+    assert_eq!(stored(with(&[salted()])), BlockStored { cache_salt: salt.clone(), ..simple() });
+    let all =
+        BlockStored { lora_name: name, cache_salt: salt, extra_keys: keys, group_idx: Some(4), ..simple() };
+    assert_eq!(stored(with(&[text("sql"), salted(), value!(4)])).group_idx, Some(4));
+    let map = value!({"cache_salt": "tenant", "extra_keys": [["k"], null], "group_idx": 4});
+    assert_eq!(stored(with(&[text("sql"), map])), all);
+    for odd in [
+        vec![value!(7)],
+        vec![text("sql"), text("tql")],
+        vec![Value::Bool(true)],
+        vec![value!({"lora_name": 7})],
+    ] {
+        assert_eq!(skipped(with(&odd)), Reason::MalformedStore, "{odd:?}");
+    }
+}
+
+/// E1: TensorRT-LLM's strings leave the names usable.
 #[test]
 fn tokens_that_cannot_be_placed_keep_the_hashes() {
-    for odd in [
-        value!([1, 2]),
-        text("tok"),
-        Value::Int(-1),
-        Value::UInt(1 << 32),
-        value!(1.0),
-        value!(null),
-        value!({1: 2}),
-    ] {
+    for odd in [text("tok"), Value::Int(-1), Value::UInt(1 << 32), value!(1.0), value!(null), value!({1: 2})]
+    {
         for tokens in
             [value!([(odd.clone())]), value!([1, (odd.clone()), 3]), value!([[1, 2], [2, 3], (odd.clone())])]
         {
@@ -376,7 +530,7 @@ fn a_strange_extra_key_spoils_its_event() {
         value!(["prompt_embeds", "text"]),
         Value::Str(vec![0xff]).clone_into_list(),
     ] {
-        assert_eq!(skipped(with_keys(value!([null, ["a", strange]]))), SkipReason::Malformed);
+        assert_eq!(skipped(with_keys(value!([null, ["a", strange]]))), Reason::MalformedStore);
     }
     for keys in [
         value!("a"),
@@ -385,7 +539,7 @@ fn a_strange_extra_key_spoils_its_event() {
         value!([["a"], null, null]),
         value!([{1: 2}, null]),
     ] {
-        assert_eq!(skipped(with_keys(keys)), SkipReason::Malformed);
+        assert_eq!(skipped(with_keys(keys)), Reason::MalformedStore);
     }
 }
 
@@ -404,7 +558,7 @@ fn unknown_and_misshapen_events_are_left_out() {
         value!({"type": "BlockMoved", "x": 1}),
         value!(["blockstored"]),
     ] {
-        assert_eq!(skipped(unknown), SkipReason::UnknownTag);
+        assert_eq!(skipped(unknown), Reason::UnknownTag);
     }
     for misshapen in [
         value!(null),
@@ -418,6 +572,12 @@ fn unknown_and_misshapen_events_are_left_out() {
         value!({"block_hashes": [1]}),
         value!({"type": null, "block_hashes": [1]}),
         value!({"type": (bin(b"BlockRemoved")), "block_hashes": [1]}),
+        Value::Ext(1, vec![1, 2, 3, 4]),
+        Value::Bool(false),
+    ] {
+        assert_eq!(skipped(misshapen.clone()), Reason::MalformedEvent, "{misshapen:?}");
+    }
+    for misshapen in [
         value!(["BlockRemoved"]),
         value!(["BlockRemoved", null]),
         value!(["BlockRemoved", 7]),
@@ -427,10 +587,10 @@ fn unknown_and_misshapen_events_are_left_out() {
         value!(["BlockRemoved", [1], ["GPU"]]),
         value!(["BlockRemoved", [1], "GPU", (-1)]),
         value!(["BlockRemoved", [1], "GPU", "0"]),
-        Value::Ext(1, vec![1, 2, 3, 4]),
-        Value::Bool(false),
+        value!(["AllBlocksCleared", 7]),
+        value!({"type": "AllBlocksCleared", "medium": ["GPU"]}),
     ] {
-        assert_eq!(skipped(misshapen.clone()), SkipReason::Malformed, "{misshapen:?}");
+        assert_eq!(skipped(misshapen.clone()), Reason::MalformedRemoval, "{misshapen:?}");
     }
 }
 
@@ -443,7 +603,8 @@ fn misshapen_stores_are_left_out() {
     for missing in 0..entries.len() {
         let mut entries = entries.clone();
         entries.remove(missing);
-        assert_eq!(skipped(Value::Map(entries)), SkipReason::Malformed, "{missing}");
+        let reason = if missing == 0 { Reason::MalformedEvent } else { Reason::MalformedStore };
+        assert_eq!(skipped(Value::Map(entries)), reason, "{missing}");
     }
     for (key, bad) in [
         ("block_hashes", value!(null)),
@@ -464,7 +625,7 @@ fn misshapen_stores_are_left_out() {
     ] {
         let mut spoilt = entries.clone();
         spoilt.push((key.into(), bad.clone()));
-        assert_eq!(skipped(Value::Map(spoilt)), SkipReason::Malformed, "{key} {bad:?}");
+        assert_eq!(skipped(Value::Map(spoilt)), Reason::MalformedStore, "{key} {bad:?}");
     }
 }
 
@@ -556,9 +717,10 @@ fn limits_of_an_event() {
     let fitting = whole(value!([["aaaaa", "bbb"], [1]]), "abcde");
     let batch = decode_with(&value!([1.0, [fitting]]).pack(), &limits).unwrap();
     assert_eq!((batch.events.len(), batch.skipped.total()), (1, 0));
+    for long in [value!(["BlockRemoved", [1, 2, 3]]), value!(["BlockRemoved", [1, 2, "not looked at"]])] {
+        assert_eq!(skipped_with(long, &limits), Reason::TooLongRemoval);
+    }
     for long in [
-        value!(["BlockRemoved", [1, 2, 3]]),
-        value!(["BlockRemoved", [1, 2, "not looked at"]]),
         value!(["BlockStored", [1], null, [1, 2, 3, 4, 5], 2]),
         whole(value!(null), "abcdef"),
         value!({"type": "BlockStored", "block_hashes": [], "parent_block_hash": null, "token_ids": [],
@@ -569,8 +731,11 @@ fn limits_of_an_event() {
         whole(value!([["aaaaa"], ["bbbb"]]), ""),
         whole(value!([[1, 2], [3, 4]]), ""),
         whole(value!([null, null, null]), ""),
+        value!({"type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [1],
+            "block_size": 1, "lookahead_token_ids": [[1, 2, 3, 4, 5]]}),
+        value!(["BlockStored", [1], null, [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6]], 1]),
     ] {
-        assert_eq!(skipped_with(long.clone(), &limits), SkipReason::TooLong, "{long:?}");
+        assert_eq!(skipped_with(long.clone(), &limits), Reason::TooLongStore, "{long:?}");
     }
 }
 
@@ -589,5 +754,5 @@ fn limits_of_a_batch() {
     assert_eq!(with(Limits { payload_bytes: limit, ..Limits::default() }), Err(error));
     // The second does not fit beside the first, the third does.
     let batch = with(Limits { names: 3, ..Limits::default() }).unwrap();
-    assert_eq!((batch.events.len(), batch.skipped.get(SkipReason::TooLong)), (2, 1));
+    assert_eq!((batch.events.len(), batch.skipped.get(Reason::TooLongRemoval)), (2, 1));
 }

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use rankwise::events::{
-    DecodeError, EventBatch, Limits, SkipReason, decode_batch, decode_batch_fast, peek_ts,
+    DecodeError, EventBatch, EventTokens, KvEvent, Limits, decode_batch, decode_batch_fast, peek_ts,
 };
+use rankwise::trust::Reason;
 
 use super::{decode, decode_with};
 
@@ -25,8 +26,8 @@ fn batch_of(event: &[u8]) -> Vec<u8> {
 #[test]
 fn fifty_million_nils() {
     let mut payload = b"\x92\xc0\xdd\x02\xfa\xf0\x80".to_vec();
-    payload.resize(payload.len() + 50_000_000, 0xc0);
     let limit = Limits::default().payload_bytes;
+    payload.resize(limit + 1, 0xc0);
     assert_eq!(refused(&payload), DecodeError::PayloadTooLarge { bytes: payload.len(), limit });
     payload.truncate(limit);
     let error = DecodeError::TooManyEvents { events: 50_000_000, limit: Limits::default().events };
@@ -36,12 +37,12 @@ fn fifty_million_nils() {
 /// E1: as many nils as the payload may hold, in every list of an event.
 #[test]
 fn lists_full_of_nils() {
-    let nils = 15_000_000_u32;
+    let nils = 17_000_000_u32;
     for (before, reason) in [
-        (&b"\x92\xacBlockRemoved"[..], SkipReason::TooLong),
-        (&b"\x94\xabBlockStored\x90\xc0"[..], SkipReason::TooLong),
-        (&b"\x82\xa4type\xabBlockStored\xaaextra_keys"[..], SkipReason::Malformed),
-        (&b"\x92\xaaBlockMoved"[..], SkipReason::UnknownTag),
+        (&b"\x92\xacBlockRemoved"[..], Reason::TooLongRemoval),
+        (&b"\x94\xabBlockStored\x90\xc0"[..], Reason::TooLongStore),
+        (&b"\x82\xa4type\xabBlockStored\xaaextra_keys"[..], Reason::MalformedStore),
+        (&b"\x92\xaaBlockMoved"[..], Reason::UnknownTag),
     ] {
         let mut payload = batch_of(before);
         payload.push(0xdd);
@@ -120,11 +121,57 @@ fn cheap_names() {
     // An array of 65,535 one-byte hashes is 65,551 bytes here and 1.5 MB in memory.
     let mut event = b"\x92\xacBlockRemoved\xdc\xff\xff".to_vec();
     event.resize(event.len() + 0xffff, 0x01);
-    let events = 200_u16;
+    let events = 80_u16;
     let mut payload = b"\x92\xc0\xdc".to_vec();
     payload.extend(events.to_be_bytes());
     payload.extend(event.repeat(usize::from(events)));
     let batch = decode_with(&payload, &Limits::default()).unwrap();
     assert_eq!(batch.events.len(), Limits::default().names / 0xffff);
     assert_eq!(batch.events.len() as u64 + batch.skipped.total(), u64::from(events));
+}
+
+/// E8: nothing that engines legally send is over a limit: a million blocks of one token stored and removed in one
+/// event each, names of bytes, an adapter's name in every block, an image's data URL as an identifier.
+#[test]
+fn what_engines_legally_send() {
+    const MILLION: u32 = 1_000_000;
+    let list = |element: &dyn Fn(u32, &mut Vec<u8>)| {
+        let mut list = b"\xdd".to_vec();
+        list.extend(MILLION.to_be_bytes());
+        (0..MILLION).for_each(|at| element(at, &mut list));
+        list
+    };
+    let names = list(&|at, list| {
+        list.extend(b"\xc4\x20");
+        list.extend([7; 28]);
+        list.extend(at.to_be_bytes());
+    });
+    let tokens = list(&|at, list| {
+        list.push(0xce);
+        list.extend(at.to_be_bytes());
+    });
+    let keys = list(&|_, list| {
+        list.extend(b"\x91\xd9\x3c");
+        list.extend([b'a'; 60]);
+    });
+    let store =
+        [b"\x99\xabBlockStored".as_slice(), &names, b"\xc0", &tokens, b"\x01\xc0\xc0\xc0", &keys].concat();
+    let removal = [b"\x92\xacBlockRemoved".as_slice(), &names].concat();
+    let url = [b"\x91\x91\xdb\0\x0b\0\0".as_slice(), &vec![b'u'; 11 << 16]].concat();
+    let image = [b"\x99\xabBlockStored\x91\x01\xc0\x91\x01\x01\xc0\xc0\xc0".as_slice(), &url].concat();
+    assert!(store.len() > 64 << 20);
+    for (event, blocks) in [(store, MILLION as usize), (removal, MILLION as usize), (image, 1)] {
+        let payload = batch_of(&event);
+        let mut batch = EventBatch::default();
+        decode_batch_fast(&payload, &Limits::default(), &mut batch).unwrap();
+        assert_eq!((batch.events.len(), batch.skipped.total()), (1, 0));
+        match &batch.events[0] {
+            KvEvent::Stored(stored) => {
+                assert_eq!((stored.block_hashes.len(), stored.extra_keys.len()), (blocks, blocks));
+                assert!(matches!(&stored.tokens, EventTokens::Ids(tokens) if tokens.len() == blocks));
+            }
+            KvEvent::Removed(removed) => assert_eq!(removed.block_hashes.len(), blocks),
+            KvEvent::Cleared(_) => unreachable!(),
+        }
+    }
 }
