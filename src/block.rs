@@ -140,7 +140,8 @@ impl Isolation {
     }
 
     /// The namespace of an adapter that is known by its engine-local number only: one of its own, never
-    /// the base model's. The number means something on its own engine alone, so no query can name it.
+    /// the base model's. The number means something on its own engine alone: a query that names it trusts the
+    /// engines to number alike.
     pub fn unnamed_lora(lora_id: i64, cache_salt: Option<&str>) -> Self {
         let id = Xxh3::oneshot_with_seed(2, &lora_id.to_le_bytes());
         Self { seed: HASH_SEED.wrapping_add(id) }.plus(cache_salt, 1)

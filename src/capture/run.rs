@@ -194,6 +194,7 @@ impl<'a> Feed<'a> {
             let prompt = Prompt {
                 form: PromptForm::Tokens { ids: query.tokens, eagle: false },
                 lora_name: query.lora_name,
+                lora_id: None,
                 cache_salt: query.cache_salt,
                 mm: &mm,
                 keys: &[],

@@ -4,6 +4,7 @@
 //! for history and connections to open come out as [`Action`]s. No thread, no socket and no clock is in
 //! here: the driver passes the moment and carries out the actions.
 
+mod adapters;
 mod content;
 mod deadlines;
 mod reports;
@@ -16,10 +17,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use self::adapters::LearntAdapters;
 use self::deadlines::Deadlines;
 use self::stream::{Buffers, Stream};
 pub use self::view::{
-    ContentCounters, FleetView, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
+    ContentCounters, FleetView, Named, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
 };
 use crate::events::order::{OnLoss, ReplayId, SequencerConfig, Step};
 use crate::events::{Limits, Sequencer};
@@ -207,6 +209,7 @@ pub struct Indexer {
 struct Pool {
     index: PrefixIndex,
     reader: index::Reader,
+    adapters: Arc<LearntAdapters>,
 }
 
 impl Indexer {
@@ -373,7 +376,7 @@ impl Indexer {
         let Some(spec) = self.fleet.worker(&plan.rank.worker) else { return };
         let pool = self.pools.entry(key.clone()).or_insert_with(|| {
             let (index, reader) = index::new(spec.block_size);
-            Pool { index, reader }
+            Pool { index, reader, adapters: Arc::default() }
         });
         let slot = pool.index.write().add_rank(spec.announcements);
         let source = SourceId(self.next_source);
@@ -390,7 +393,8 @@ impl Indexer {
         };
         let status = Arc::new(RankStatus::new(Reasons::NONE));
         let sequencer = Sequencer::new(order, now);
-        let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer);
+        let adapters = Arc::clone(&pool.adapters);
+        let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer, adapters);
         stream.publish();
         self.deadlines.set(source, stream.sequencer.next_deadline());
         self.streams.insert(source, stream);
@@ -410,12 +414,15 @@ impl Indexer {
         let mut pools = BTreeMap::new();
         for declared in self.fleet.pools() {
             let Some(pool) = self.pools.get(&declared.key) else { continue };
-            let workers = self.fleet.workers_of(&declared.key).map(|spec| self.worker_view(spec)).collect();
+            let specs = || self.fleet.workers_of(&declared.key);
+            let workers = specs().map(|spec| self.worker_view(spec)).collect();
             let view = PoolView {
                 key: declared.key.clone(),
                 block_size: declared.block_size,
                 index: pool.reader.clone(),
                 workers,
+                declared_adapters: specs().flat_map(|spec| spec.adapters.iter().cloned()).collect(),
+                learnt_adapters: Arc::clone(&pool.adapters),
             };
             pools.insert(declared.key.clone(), Arc::new(view));
         }

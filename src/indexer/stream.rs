@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::adapters::LearntAdapters;
 use super::content;
 use super::view::{ContentCounters, RankReport, RankStatus};
 use crate::block::{BlockHash, ContentKeys, Tier};
@@ -44,6 +45,8 @@ pub(super) struct Stream {
     /// What the content of batches gave reason to doubt since the rank was last known to be empty.
     content_reasons: Reasons,
     given: ReasonCounts,
+    /// Its pool's.
+    adapters: Arc<LearntAdapters>,
 }
 
 /// Buffers that outlive a message.
@@ -61,6 +64,7 @@ impl Stream {
         slot: RankSlot,
         status: Arc<RankStatus>,
         sequencer: Sequencer,
+        adapters: Arc<LearntAdapters>,
     ) -> Self {
         Self {
             plan,
@@ -72,6 +76,7 @@ impl Stream {
             counters: ContentCounters::default(),
             content_reasons: Reasons::NONE,
             given: ReasonCounts::default(),
+            adapters,
         }
     }
 
@@ -215,6 +220,9 @@ impl Stream {
         };
         match section.store(self.slot, &request) {
             Ok(stored) => {
+                if let Some(name) = &event.lora_name {
+                    self.adapters.learn(name);
+                }
                 let blocks = event.block_hashes.len() as u64;
                 self.counters.stored_blocks += blocks;
                 self.counters.orphan_blocks += stored.orphans;

@@ -1,12 +1,13 @@
 //! What a router reads: the fleet as it is declared, and each rank's state as the indexer leaves it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use super::adapters::LearntAdapters;
 use crate::block::BlockSize;
 use crate::events::order::StreamCounters;
 use crate::fleet::{Capacity, Fleet, PoolKey, RankPlan, WorkerSpec};
@@ -100,6 +101,22 @@ impl FleetView {
         self.declared.resolve(model, group).and_then(|pool| self.pools.get(&pool.key))
     }
 
+    /// What `model` in `group` is the name of: a pool's own name wins, then an adapter's, then a configured
+    /// pattern. An adapter is looked for among the pools of the group alone.
+    pub fn named(&self, model: &str, group: Option<&str>) -> Named<'_> {
+        let own = PoolKey::new(model, group);
+        if let Some(pool) = self.pools.get(&own) {
+            return Named::Pool(pool);
+        }
+        let mut of_adapter =
+            self.pools.values().filter(|pool| pool.key.group == own.group && pool.has_adapter(model));
+        match (of_adapter.next(), of_adapter.next()) {
+            (Some(pool), None) => Named::Adapter(pool),
+            (Some(one), Some(other)) => Named::AdapterOfSeveral(one, other),
+            _ => self.resolve(model, group).map_or(Named::Nothing, Named::Pool),
+        }
+    }
+
     /// The only pool, if there is one only: then requests need not name it.
     pub fn only_pool(&self) -> Option<&Arc<PoolView>> {
         let mut pools = self.pools.values();
@@ -110,6 +127,19 @@ impl FleetView {
     pub fn pool_of(&self, worker: &WorkerId) -> Option<&Arc<PoolView>> {
         self.declared.worker(worker).and_then(|spec| self.pools.get(&spec.pool))
     }
+}
+
+/// What a name that was asked for as a model's is.
+#[derive(Clone, Copy, Debug)]
+pub enum Named<'f> {
+    /// A pool's own name, or what a configured pattern makes of it.
+    Pool(&'f Arc<PoolView>),
+    /// The name of an adapter of this pool's base model.
+    Adapter(&'f Arc<PoolView>),
+    /// The name of adapters of two base models, so that nobody knows which is meant.
+    AdapterOfSeveral(&'f Arc<PoolView>, &'f Arc<PoolView>),
+    /// Nobody's.
+    Nothing,
 }
 
 /// One pool: its workers and the index over all their ranks.
@@ -123,12 +153,21 @@ pub struct PoolView {
     pub index: index::Reader,
     /// The workers, by id.
     pub workers: Vec<WorkerView>,
+    /// Adapters that its workers declare.
+    pub declared_adapters: BTreeSet<String>,
+    /// Adapters whose blocks its ranks have announced.
+    pub learnt_adapters: Arc<LearntAdapters>,
 }
 
 impl PoolView {
     /// All ranks with their workers.
     pub fn ranks(&self) -> impl Iterator<Item = (&WorkerView, &RankView)> {
         self.workers.iter().flat_map(|worker| worker.ranks.iter().map(move |rank| (worker, rank)))
+    }
+
+    /// Whether one of its workers declares this adapter, or has announced blocks of it.
+    pub fn has_adapter(&self, name: &str) -> bool {
+        self.declared_adapters.contains(name) || self.learnt_adapters.contains(name)
     }
 
     /// One worker.

@@ -28,6 +28,20 @@ pub fn figures(body: &Value) -> RawRankLoad {
     read(body, |names| names)
 }
 
+/// The names that [`own_figures`] reads.
+pub const OWN_NAMES: [&str; 10] = [
+    RUNNING[0],
+    WAITING[0],
+    USED_TOKENS[0],
+    MAX_TOKENS[0],
+    USAGE[0],
+    USED_BLOCKS[0],
+    PREFILL_TOKENS[0],
+    QUEUED[0],
+    DECODE_BLOCKS[0],
+    AGE[0],
+];
+
 /// The same under our own names alone: what is posted to us.
 pub fn own_figures(body: &Value) -> RawRankLoad {
     read(body, |names| &names[..1])

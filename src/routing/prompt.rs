@@ -11,6 +11,8 @@ pub struct Prompt<'a> {
     pub form: PromptForm<'a>,
     /// The adapter's name; empty is absent.
     pub lora_name: Option<&'a str>,
+    /// The number of an adapter that the engines announce without a name; it counts where `lora_name` is absent.
+    pub lora_id: Option<i64>,
     /// The cache salt; empty is absent. A salted prompt finds salted blocks only.
     pub cache_salt: Option<&'a str>,
     /// Images and other items in the prompt. They count for prompts given as tokens.
@@ -55,7 +57,7 @@ impl<'a> Prompt<'a> {
     /// A prompt of plain text tokens.
     pub fn tokens(ids: &'a [u32]) -> Self {
         let form = PromptForm::Tokens { ids, eagle: false };
-        Self { form, lora_name: None, cache_salt: None, mm: &[], keys: &[] }
+        Self { form, lora_name: None, lora_id: None, cache_salt: None, mm: &[], keys: &[] }
     }
 
     /// Tokens of the prompt.
@@ -95,7 +97,10 @@ impl PromptHashes {
     }
 
     fn hash_tokens(&mut self, prompt: &Prompt<'_>, ids: &[u32], eagle: bool, block_size: BlockSize) {
-        let isolation = Isolation::new(prompt.lora_name, prompt.cache_salt);
+        let isolation = match (prompt.lora_name.filter(|name| !name.is_empty()), prompt.lora_id) {
+            (None, Some(id)) => Isolation::unnamed_lora(id, prompt.cache_salt),
+            (name, _) => Isolation::new(name, prompt.cache_salt),
+        };
         if eagle {
             return self.hasher.hash_eagle(isolation, ids, block_size, &mut self.locals);
         }

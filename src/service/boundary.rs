@@ -10,45 +10,73 @@ use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::{DeserializeOwned, Error, IgnoredAny, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::fields::{Strays, Watched};
 use super::problem::Problem;
+use super::state::short;
+use super::visit::Visit;
 use crate::fleet::{IdForm, PoolKey};
 use crate::ids::WorkerId;
 
 /// A JSON object as the body of a request.
 ///
 /// 415 without a JSON content type, 413 above the route's limit, 400 for what is no JSON, 422 for JSON of the
-/// wrong shape; the problem names the field where there is one.
+/// wrong shape or with a misspelt field; the problem names the field where there is one. Fields that nobody
+/// knows are left with the [`Visit`].
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        if !is_json(request.headers()) {
-            let detail = "the request needs the header `Content-Type: application/json`";
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", detail));
-        }
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
-            let name = match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => "too_large",
-                _ => "unreadable_body",
-            };
-            Problem::new(rejection.status(), name, rejection.body_text())
-        })?;
-        parse(&bytes).map(Self)
+        check_headers(request.headers())?;
+        let visit = Visit::of(request.extensions());
+        let length = request.headers().get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        visit.take_place(length).await;
+        let bytes =
+            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => visit.too_large(),
+                status => Problem::new(status, "unreadable_body", rejection.body_text()),
+            })?;
+        let mut strays = Strays::default();
+        let value = parse(&bytes, &mut strays)?;
+        visit.settle(strays)?;
+        visit.begin();
+        Ok(Self(value))
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
-    let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
-        return false;
+/// JSON in UTF-8, as it is.
+fn check_headers(headers: &HeaderMap) -> Result<(), Problem> {
+    let refused = |name, field: &str, detail: &str| {
+        Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, name, detail).field(field))
     };
-    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_ascii_lowercase);
+    let kind = value(header::CONTENT_TYPE).unwrap_or_default();
+    let mut parts = kind.split(';').map(str::trim);
+    let essence = parts.next().unwrap_or_default();
+    if essence != "application/json" && !(essence.starts_with("application/") && essence.ends_with("+json")) {
+        let detail = "the request needs the header `Content-Type: application/json`";
+        return refused("content_type", "content-type", detail);
+    }
+    let charset = parts.find_map(|part| part.strip_prefix("charset="));
+    if charset.is_some_and(|charset| !matches!(charset.trim_matches('"'), "utf-8" | "utf8" | "us-ascii")) {
+        return refused("charset", "content-type", "JSON is read as UTF-8 alone; send it so");
+    }
+    match value(header::CONTENT_ENCODING).as_deref() {
+        None | Some("identity") => Ok(()),
+        Some(_) => {
+            refused("content_encoding", "content-encoding", "bodies are read as they are; send it plain")
+        }
+    }
 }
 
-/// Reads one JSON object and nothing behind it.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+/// Reads one JSON object and nothing behind it; what no field is called goes to `strays`.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], strays: &mut Strays) -> Result<T, Problem> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let detail = format!("the body is not UTF-8 from byte {} on; JSON is", error.valid_up_to());
+        Problem::bad_request("not_utf8", detail)
+    })?;
     // A derived struct would also take an array in the order of its fields, which no client means.
     if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(match serde_json::from_slice::<IgnoredAny>(bytes) {
@@ -62,7 +90,14 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     }
     // To keep track of where in the body we are costs more per token than to read it. So a body is read without,
     // and a second time with it once something is known to be wrong.
-    if let Ok(value) = serde_json::from_slice(bytes) {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = T::deserialize(Watched::new(&mut json, strays));
+    if let Some(misspelt) = strays.misspelt.take() {
+        return Err(misspelt.into());
+    }
+    if let Ok(value) = value
+        && json.end().is_ok()
+    {
         return Ok(value);
     }
     let mut json = serde_json::Deserializer::from_slice(bytes);
@@ -302,7 +337,7 @@ pub(super) struct PoolNames<'a> {
     pub(super) tenant_id: Option<&'a str>,
 }
 
-/// Fills [`PoolNames`] from a body that has its five fields.
+/// Reads [`PoolNames`] from a body that has its five fields; a problem where they contradict each other.
 macro_rules! pool_names {
     ($body:expr) => {
         $crate::service::boundary::PoolNames {
@@ -312,11 +347,46 @@ macro_rules! pool_names {
             modelname: $body.modelname.as_deref(),
             tenant_id: $body.tenant_id.as_deref(),
         }
+        .agreeing()
     };
 }
 pub(super) use pool_names;
 
 impl<'a> PoolNames<'a> {
+    /// The same names, if all mean one pool: a name that is passed over would have another one answered.
+    pub(super) fn agreeing(self) -> Result<Self, Problem> {
+        let differs = |field: &str, is: &str, other: &str, means: &str| {
+            let detail = format!(
+                "{field} {:?} differs from {other} {:?}; give one, or the same in both",
+                short(is),
+                short(means)
+            );
+            Err(Problem::bad_request("names_differ", detail).field(field))
+        };
+        let models = [("model_name", self.model_name), ("model", self.model), ("modelname", self.modelname)];
+        let mut named = models.into_iter().filter_map(|(field, name)| Some((field, name?)));
+        if let Some((other, means)) = named.next()
+            && let Some((field, is)) = named.find(|(_, name)| *name != means)
+        {
+            return differs(field, is, other, means);
+        }
+        let Some(tenant) = self.tenant_id else { return Ok(self) };
+        match self.routing_group {
+            Some(group) if group_of(group) != group_of(tenant) => {
+                differs("tenant_id", tenant, "routing_group", group)
+            }
+            None if self.model_name.is_some() && group_of(tenant) != PoolKey::DEFAULT_GROUP => {
+                let detail = format!(
+                    "tenant_id {:?} is no group beside model_name, whose group is `default`: name it as \
+                     routing_group, or the model as `model`",
+                    short(tenant)
+                );
+                Err(Problem::bad_request("names_differ", detail).field("tenant_id"))
+            }
+            _ => Ok(self),
+        }
+    }
+
     pub(super) fn shape(&self) -> Shape {
         let dynamo = self.model_name.is_some() || self.routing_group.is_some();
         let mooncake = self.model.is_some() || self.modelname.is_some() || self.tenant_id.is_some();
@@ -328,10 +398,9 @@ impl<'a> PoolNames<'a> {
         self.model_name.or(self.model).or(self.modelname)
     }
 
-    /// The group; `tenant_id` is one only where no `model_name` stands.
+    /// The group.
     pub(super) fn group(&self) -> Option<&'a str> {
-        let tenant = if self.model_name.is_none() { self.tenant_id } else { None };
-        self.routing_group.or(tenant)
+        self.routing_group.or(self.tenant_id)
     }
 
     /// The pool of a registration; its model must be named.
@@ -339,4 +408,9 @@ impl<'a> PoolNames<'a> {
         let missing = || Problem::wrong_field("model_name", "missing field `model_name`");
         Ok(PoolKey::new(self.model().ok_or_else(missing)?, self.group()))
     }
+}
+
+/// An empty group is the default one.
+fn group_of(group: &str) -> &str {
+    if group.is_empty() { PoolKey::DEFAULT_GROUP } else { group }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::json;
@@ -12,6 +12,8 @@ use super::Control;
 use super::boundary::IdOut;
 use super::problem::Problem;
 use super::state::ServiceState;
+use super::url::{NoParams, Params, PathId};
+use super::workers::WorkerFilter;
 use crate::fleet::Capacity;
 use crate::ids::{Moment, WorkerId};
 use crate::indexer::{PoolView, RankView, WorkerView};
@@ -54,7 +56,11 @@ struct WorkerCapacityOut<'a> {
 }
 
 /// `GET /capacity`: every worker's, per rank.
-pub(super) async fn list<C: Control>(State(state): State<ServiceState<C>>) -> Response {
+pub(super) async fn list<C: Control>(
+    State(state): State<ServiceState<C>>,
+    Params(filter): Params<WorkerFilter>,
+) -> Result<Response, Problem> {
+    let filter = filter.read()?;
     let fleet = state.view().fleet();
     let declared = fleet.declared();
     let worker_out = |pool: &'_ PoolView, worker: &'_ WorkerView| -> serde_json::Value {
@@ -82,20 +88,25 @@ pub(super) async fn list<C: Control>(State(state): State<ServiceState<C>>) -> Re
     };
     let workers: Vec<_> = fleet
         .pools()
-        .flat_map(|pool| pool.workers.iter().map(move |worker| worker_out(pool, worker)))
+        .filter(|pool| filter.admits(&pool.key))
+        .flat_map(|pool| {
+            let workers = pool.workers.iter().filter(|worker| filter.admits_worker(worker));
+            workers.map(move |worker| worker_out(pool, worker))
+        })
         .collect();
-    Json(workers).into_response()
+    Ok(Json(workers).into_response())
 }
 
 /// `GET /workers/{id}/drain-check`: would what this worker holds fit elsewhere in its pool?
 pub(super) async fn drain_check<C: Control>(
     State(state): State<ServiceState<C>>,
-    Path(id): Path<String>,
+    PathId(id): PathId,
+    _: Params<NoParams>,
 ) -> Result<Response, Problem> {
     let fleet = state.view().fleet();
     let id = WorkerId::new(&id);
     let Some(pool) = fleet.pool_of(&id) else {
-        return Err(Problem::not_found("unknown_worker", format!("worker {id} is not declared")));
+        return Err(Problem::not_found("unknown_worker", format!("worker {id} is not declared")).field("id"));
     };
     let now = state.control().now();
     let (mut own, mut others) = (Vec::new(), Vec::new());

@@ -4,7 +4,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -13,6 +13,7 @@ use super::Control;
 use super::boundary::IdOut;
 use super::problem::Problem;
 use super::state::ServiceState;
+use super::url::Params;
 use crate::indexer::{RankView, WorkerView};
 use crate::load::{LoadTable, RankLoad};
 
@@ -57,7 +58,7 @@ struct LoadOut<'a> {
 /// nobody declares is a 400; a declared rank without a report is an answer without an entry.
 pub(super) async fn list<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(query): Query<LoadsQuery>,
+    Params(query): Params<LoadsQuery>,
 ) -> Result<Response, Problem> {
     if let Some(format) = query.format.as_deref().filter(|format| *format != "json") {
         let detail = format!("format {format:?} is not offered; take json, or GET /metrics for Prometheus");

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -11,19 +11,25 @@ use serde_json::{Value, json};
 
 use super::Control;
 use super::boundary::{IdOut, JsonBody, WireId, not_null, pool_names};
+use super::fields::Strays;
 use super::problem::Problem;
 use super::state::ServiceState;
+use super::url::{NoParams, Params};
+use super::visit::Visit;
 use super::workers::WorkerFilter;
 use crate::ids::Moment;
 use crate::indexer::{PoolView, RankView, WorkerView};
-use crate::load::json::own_figures;
+use crate::load::json::{OWN_NAMES, own_figures};
 use crate::load::{Booked, LoadEntry, LoadReport, LoadTable, RankLoadView};
 
 // === reports ===
 
 /// `ranks`: by global rank. Keeps a rank that is named twice twice, since then neither is believed.
 #[derive(Default)]
-struct ByRank(Vec<LoadEntry>);
+struct ByRank {
+    entries: Vec<LoadEntry>,
+    strays: Strays,
+}
 
 impl<'de> Deserialize<'de> for ByRank {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -37,15 +43,24 @@ impl<'de> Deserialize<'de> for ByRank {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ByRank, A::Error> {
-                let mut entries = Vec::new();
+                let mut ranks = ByRank::default();
                 while let Some((rank, body)) = map.next_entry::<String, Value>()? {
-                    entries.push(LoadEntry { dp_rank: rank.parse().ok(), load: own_figures(&body) });
+                    look_into("ranks", &body, &mut ranks.strays);
+                    ranks.entries.push(LoadEntry { dp_rank: rank.parse().ok(), load: own_figures(&body) });
                 }
-                Ok(ByRank(entries))
+                Ok(ranks)
             }
         }
 
         from.deserialize_map(Ranks)
+    }
+}
+
+/// Notes the names in one rank's figures that nobody reads. The figures are no struct: what is unreadable in
+/// them costs its entry, never the report.
+fn look_into(at: &'static str, body: &Value, strays: &mut Strays) {
+    if let Value::Object(fields) = body {
+        strays.look_into(at, fields.keys().filter(|name| *name != "dp_rank"), &OWN_NAMES);
     }
 }
 
@@ -76,11 +91,17 @@ const MAX_SOURCE: usize = 64;
 /// `POST /loads`: a worker's report. Answers what became of its entries.
 pub(super) async fn report<C: Control>(
     State(state): State<ServiceState<C>>,
-    JsonBody(body): JsonBody<ReportBody>,
+    visit: Visit,
+    _: Params<NoParams>,
+    JsonBody(mut body): JsonBody<ReportBody>,
 ) -> Result<Response, Problem> {
+    let ByRank { mut entries, mut strays } = body.ranks.take().unwrap_or_default();
+    body.entries.iter().flatten().for_each(|entry| look_into("entries", entry, &mut strays));
+    body.aggregate.iter().for_each(|aggregate| look_into("aggregate", aggregate, &mut strays));
+    visit.settle(strays)?;
     let id = &body.worker_id.id;
     let fleet = state.view().fleet();
-    let names = pool_names!(body);
+    let names = pool_names!(body)?;
     let fits = |pool: &&std::sync::Arc<PoolView>| {
         names.model().is_none_or(|model| *model == *pool.key.model)
             && names.group().is_none_or(|group| *group == *pool.key.group)
@@ -93,7 +114,6 @@ pub(super) async fn report<C: Control>(
     if source.len() > MAX_SOURCE {
         return Err(Problem::wrong_field("source", format!("source is longer than {MAX_SOURCE} bytes")));
     }
-    let mut entries = body.ranks.unwrap_or_default().0;
     entries.extend(body.entries.iter().flatten().map(entry));
     let aggregate = body.aggregate.as_ref().map(own_figures);
     let report = LoadReport { source: source.into(), entries, aggregate };
@@ -165,8 +185,9 @@ impl From<Booked> for ReservedOut {
 /// `GET /loads`.
 pub(super) async fn list<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(filter): Query<WorkerFilter>,
-) -> Response {
+    Params(filter): Params<WorkerFilter>,
+) -> Result<Response, Problem> {
+    let filter = filter.read()?;
     let fleet = state.view().fleet();
     let now = state.control().now();
     let mut loads = state.view().loads().lock();
@@ -176,7 +197,7 @@ pub(super) async fn list<C: Control>(
         PoolLoadsOut {
             model_name: &pool.key.model,
             routing_group: &pool.key.group,
-            loads: pool.ranks().map(out).collect(),
+            loads: pool.ranks().filter(|(worker, rank)| filter.admits_rank(worker, rank)).map(out).collect(),
             // Nothing waits here: a request is placed or refused at once.
             pending_count: 0,
             pending_isl_tokens: 0,
@@ -185,7 +206,7 @@ pub(super) async fn list<C: Control>(
     let pools: Vec<_> = pools.collect();
     // Reports need not wait for the answer to be written.
     drop(loads);
-    Json(pools).into_response()
+    Ok(Json(pools).into_response())
 }
 
 fn rank_load<'a, C: Control>(

@@ -16,7 +16,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
@@ -38,6 +38,7 @@ pub(super) struct Metrics {
     queries: Histogram,
     decisions: Histogram,
     picks: Arc<Picks>,
+    ignored: Counter,
 }
 
 /// Picks by reason.
@@ -75,7 +76,17 @@ impl Metrics {
             picks: Arc::clone(&picks),
         };
         registry.register_collector(Box::new(fleet));
-        Self { registry, queries, decisions, picks }
+        let ignored = Counter::default();
+        registry.register(
+            "ignored_fields",
+            "Fields and parameters of requests that are not known and were ignored",
+            ignored.clone(),
+        );
+        Self { registry, queries, decisions, picks, ignored }
+    }
+
+    pub(super) fn ignored(&self, fields: usize) {
+        self.ignored.inc_by(fields as u64);
     }
 
     pub(super) fn query_took(&self, time: Duration) {

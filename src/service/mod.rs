@@ -10,9 +10,11 @@
 mod boundary;
 mod capacity;
 mod connections;
+mod fields;
 mod gateway;
 mod loads;
 mod metrics;
+mod narrow;
 mod potential;
 mod problem;
 mod query;
@@ -21,6 +23,8 @@ mod reservations;
 mod select;
 mod selection;
 mod state;
+mod url;
+mod visit;
 mod watch;
 mod workers;
 
@@ -37,6 +41,7 @@ use serde_json::json;
 pub use self::connections::{ConnectionLimits, serve, serve_with};
 pub use self::problem::Problem;
 pub use self::state::{ServiceConfig, ServiceState};
+use self::visit::{Rules, Visit, may_take_effect};
 use crate::fleet::{Change, DeclareError, WorkerSpec};
 use crate::ids::{Moment, RankKey, WorkerId};
 
@@ -86,7 +91,15 @@ pub enum ControlError {
 /// All routes.
 pub fn app<C: Control>(state: ServiceState<C>) -> Router {
     let config = state.config();
-    let (prompt_limit, limit) = (config.max_prompt_body, config.max_body);
+    // Noted for every request; most are bounded in time and number, and the rest answers whatever the load.
+    let noted = |routes: Router<ServiceState<C>>, rules: &Rules| {
+        routes.route_layer(middleware::from_fn_with_state((state.clone(), rules.clone()), visit::visited))
+    };
+    let guarded = |routes: Router<ServiceState<C>>, rules: &Rules| {
+        let bounded = middleware::from_fn_with_state(state.clone(), bounded);
+        noted(routes.layer(DefaultBodyLimit::max(rules.limit())).route_layer(bounded), rules)
+    };
+    let (asking, other) = (Rules::prompts(config, state.bodies()), Rules::others(config, state.bodies()));
     let prompts = Router::new()
         .route("/query", post(query::query))
         .route("/query_by_hash", post(query::query_by_hash))
@@ -94,8 +107,7 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/select_and_reserve", post(select::select_and_reserve))
         .route("/reservations", post(reservations::reserve))
         .route("/potential_loads", post(potential::potential_loads))
-        .route("/overlap_scores", post(potential::overlap_scores))
-        .layer(DefaultBodyLimit::max(prompt_limit));
+        .route("/overlap_scores", post(potential::overlap_scores));
     let others = Router::new()
         .route("/register", post(workers::register))
         .route("/unregister", post(workers::unregister))
@@ -107,18 +119,17 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/reservations/{id}", delete(reservations::free))
         .route("/reservations/{id}/prefill_complete", post(reservations::prefill_complete))
         .route("/reservations/{id}/output_block", post(reservations::output_block))
-        .route("/loads", get(loads::list).post(loads::report))
-        .layer(DefaultBodyLimit::max(limit));
-    prompts
-        .merge(others)
-        // Bounded in time and number; what follows answers whatever the load.
-        .route_layer(middleware::from_fn_with_state(state.clone(), bounded))
+        .route("/loads", get(loads::list).post(loads::report));
+    let unbounded = Router::new()
         // Bounded by its own number of places, and not in time.
         .route("/loads/watch", get(watch::watch))
         .route("/", get(index))
         .route("/health", get(health::<C>))
         .route("/ready", get(workers::ready))
-        .route("/metrics", get(metrics::scrape))
+        .route("/metrics", get(metrics::scrape));
+    guarded(prompts, &asking)
+        .merge(guarded(others, &other))
+        .merge(noted(unbounded, &other))
         .fallback(unknown_route)
         .method_not_allowed_fallback(unknown_method)
         .with_state(state)
@@ -127,6 +138,8 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
 /// Lets a limited number of requests be read at once, and none for ever.
 async fn bounded<C: Control>(State(state): State<ServiceState<C>>, request: Request, next: Next) -> Response {
     let limit = state.config().request_timeout;
+    let visit = Visit::of(request.extensions());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let served = async {
         // Never closed.
         let _permit = state.in_flight().acquire().await;
@@ -135,8 +148,15 @@ async fn bounded<C: Control>(State(state): State<ServiceState<C>>, request: Requ
     match tokio::time::timeout(limit, served).await {
         Ok(response) => response,
         Err(_) => {
-            let detail = format!("the request was not read and answered within {} ms", limit.as_millis());
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", detail).into_response()
+            let may = may_take_effect(&visit, &method, &path);
+            let so = if may {
+                "; what it asks for may still take effect: look at GET /workers before you send it again"
+            } else {
+                ""
+            };
+            let detail = format!("the request was not read and answered within {} ms{so}", limit.as_millis());
+            let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", detail);
+            problem.may_take_effect(may).into_response()
         }
     }
 }

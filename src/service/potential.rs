@@ -11,7 +11,7 @@ use super::boundary::{IdOut, JsonBody};
 use super::problem::Problem;
 use super::query::Reach;
 use super::selection::SelectBody;
-use super::state::{ServiceState, Unnamed, check_block_size, pool};
+use super::state::{ServiceState, Unnamed, check_block_size, meant};
 use crate::routing::{CandidateLoad, Request, SelectRequest, Terms};
 
 #[derive(Serialize)]
@@ -30,9 +30,12 @@ pub(super) async fn potential_loads<C: Control>(
     State(state): State<ServiceState<C>>,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
-    let parts = body.parts()?;
     let fleet = state.view().fleet();
-    let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
+    let meant = meant(&fleet, body.names()?, Unnamed::Unavailable)?;
+    let pool = meant.pool;
+    let parts = body.parts(meant.adapter)?;
+    let narrow = body.narrow()?;
+    narrow.check(pool)?;
     check_block_size(body.block_size, pool.block_size)?;
     let policy = state.router().config().policy.overlaid(&parts.policy)?;
     let prompt = body.prompt(&parts);
@@ -41,7 +44,8 @@ pub(super) async fn potential_loads<C: Control>(
         SelectRequest { policy: Some(&parts.policy), hybrid: body.hybrid(), ..SelectRequest::new(prompt) };
     let now = state.control().now();
     let candidates = state.with_scratch(|scratch| state.router().candidates(now, pool, &wanted, scratch))?;
-    let ranks = pool.ranks().zip(&candidates).map(|((worker, _), candidate)| {
+    let asked = pool.ranks().zip(&candidates).filter(|((worker, rank), _)| narrow.admits(worker, rank));
+    let ranks = asked.map(|((worker, _), candidate)| {
         let terms = Terms::of(&policy, &request, None, candidate);
         let added = if policy.track_prefill_tokens { terms.effective_prefill_tokens } else { 0 };
         let new = if policy.assume_kv_reuse { candidate.new_blocks } else { request.full_blocks() };
@@ -88,14 +92,18 @@ pub(super) async fn overlap_scores<C: Control>(
     State(state): State<ServiceState<C>>,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
-    let parts = body.parts()?;
     let fleet = state.view().fleet();
-    let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
+    let meant = meant(&fleet, body.names()?, Unnamed::Unavailable)?;
+    let pool = meant.pool;
+    let parts = body.parts(meant.adapter)?;
+    let narrow = body.narrow()?;
+    narrow.check(pool)?;
     check_block_size(body.block_size, pool.block_size)?;
     let prompt = body.prompt(&parts);
     let response = state.with_scratch(|scratch| {
         let overlaps = state.router().overlap(pool, &prompt, body.hybrid(), scratch);
-        let ranks = pool.ranks().map(|(worker, rank)| {
+        let asked = pool.ranks().filter(|(worker, rank)| narrow.admits(worker, rank));
+        let ranks = asked.map(|(worker, rank)| {
             // In blocks: a block size of one token.
             let reach = Reach::of(overlaps, rank, 1);
             let trust = rank.status.trust();

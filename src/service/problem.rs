@@ -13,19 +13,22 @@ use crate::routing::{PolicyError, Refusal, RefusalKind, SelectError};
 /// An answer that says what is wrong with the request, or why it cannot be served now.
 ///
 /// Rendered as `application/problem+json` with `type`, `title`, `status`, `detail` and, where one is at
-/// fault, `field`; `error` (Dynamo) and `message` (Mooncake) repeat the detail.
+/// fault, `field`, for a misspelt one `meant`, for a command that was given up `may_take_effect`; `error` (Dynamo) and `message` (Mooncake) repeat the detail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
     status: StatusCode,
     name: &'static str,
     detail: String,
     field: Option<String>,
+    meant: Option<&'static str>,
+    may_take_effect: Option<bool>,
 }
 
 impl Problem {
     /// A problem of this kind; `name` is a stable word for programs, `detail` a sentence for people.
     pub fn new(status: StatusCode, name: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, name, detail: shortened(detail.into(), MAX_DETAIL), field: None }
+        let detail = shortened(detail.into(), MAX_DETAIL);
+        Self { status, name, detail, field: None, meant: None, may_take_effect: None }
     }
 
     /// 400: the request makes no sense, whatever the state of the fleet.
@@ -47,6 +50,24 @@ impl Problem {
     pub fn field(mut self, field: impl Into<String>) -> Self {
         self.field = Some(shortened(field.into(), MAX_FIELD));
         self
+    }
+
+    /// The same problem, with the name of the field that was meant.
+    pub(super) fn meant(mut self, field: &'static str) -> Self {
+        self.meant = Some(field);
+        self
+    }
+
+    /// The same problem, saying whether what was asked for may be done all the same.
+    pub(super) fn may_take_effect(mut self, may: bool) -> Self {
+        self.may_take_effect = Some(may);
+        self
+    }
+
+    /// The stable word for programs.
+    #[cfg(test)]
+    pub(super) fn name(&self) -> &'static str {
+        self.name
     }
 
     /// The HTTP status.
@@ -133,6 +154,10 @@ struct Body<'a> {
     detail: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    meant: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    may_take_effect: Option<bool>,
     error: &'a str,
     message: &'a str,
 }
@@ -145,6 +170,8 @@ impl IntoResponse for Problem {
             status: self.status.as_u16(),
             detail: &self.detail,
             field: self.field.as_deref(),
+            meant: self.meant,
+            may_take_effect: self.may_take_effect,
             error: &self.detail,
             message: &self.detail,
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,11 @@ use super::Control;
 use super::boundary::{
     HashForm, HashOut, IdOut, JsonBody, PoolNames, Shape, WireHash, WireId, hex_bytes, not_null, pool_names,
 };
+use super::narrow::{Adapter, Narrow};
 use super::problem::Problem;
-use super::state::{ServiceState, Unnamed, check_block_size, pool};
+use super::state::{ServiceState, Unnamed, check_block_size, meant, pool};
+use super::url::Params;
+use super::visit::KeyedByData;
 use crate::block::{BlockHash, ContentKey, ContentKeys, LocalBlockHash, SequenceHash};
 use crate::ids::{DpRank, Moment};
 use crate::index::HybridRule;
@@ -86,13 +89,22 @@ pub(super) struct QueryBody {
     tier: Option<TierBody>,
     #[serde(default)]
     is_eagle: bool,
+    // What narrows the question.
+    worker_id: Option<WireId>,
+    instance_id: Option<WireId>,
+    dp_rank: Option<u32>,
+    lora_id: Option<i64>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct HashBody {
     block_hashes: Option<Vec<WireHash>>,
     seq_hashes: Option<Vec<WireHash>>,
+    /// The rank whose own names the hashes are.
     worker: Option<WireId>,
+    /// What narrows the question otherwise.
+    worker_id: Option<WireId>,
+    instance_id: Option<WireId>,
     dp_rank: Option<u32>,
     #[serde(default, deserialize_with = "not_null")]
     model_name: Option<String>,
@@ -116,27 +128,31 @@ pub(super) struct HashParam {
 /// `POST /query`.
 pub(super) async fn query<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(param): Query<HashParam>,
+    Params(param): Params<HashParam>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<QueryBody>,
 ) -> Result<Response, Problem> {
     let started = Instant::now();
     let form = HashForm::asked(param.hashes.as_deref(), &headers)?;
     let fleet = state.view().fleet();
-    let names = pool_names!(body);
-    let pool = pool(&fleet, names, Unnamed::Field)?;
+    let names = pool_names!(body)?;
+    let meant = meant(&fleet, names, Unnamed::Field)?;
+    let pool = meant.pool;
     check_block_size(body.block_size, pool.block_size)?;
+    let narrow = Narrow::of(body.worker_id.as_ref(), body.instance_id.as_ref(), body.dp_rank)?;
+    narrow.check(pool)?;
     let mm = mm_items(&body.mm, body.token_ids.len())?;
-    let lora_name = body.lora_name.as_deref();
-    let beside = content_keys(&body.extra_keys, lora_name, body.cache_salt.as_deref())?;
+    let adapter = Adapter::of(meant.adapter, body.lora_name.as_deref(), body.lora_id)?;
+    let beside = content_keys(&body.extra_keys, adapter.name, body.cache_salt.as_deref())?;
     let prompt = Prompt {
         form: PromptForm::Tokens { ids: &body.token_ids, eagle: body.is_eagle },
-        lora_name,
+        lora_name: adapter.name,
+        lora_id: adapter.number,
         cache_salt: beside.cache_salt,
         mm: &mm,
         keys: &beside.keys,
     };
-    let asked = Asked { names, tier: body.tier, form, hybrid: body.hybrid };
+    let asked = Asked { names, tier: body.tier, form, hybrid: body.hybrid, narrow };
     let response = state.with_scratch(|scratch| answer(&state, pool, &prompt, asked, scratch));
     state.metrics().query_took(started.elapsed());
     Ok(response)
@@ -145,7 +161,7 @@ pub(super) async fn query<C: Control>(
 /// `POST /query_by_hash`.
 pub(super) async fn query_by_hash<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(param): Query<HashParam>,
+    Params(param): Params<HashParam>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<HashBody>,
 ) -> Result<Response, Problem> {
@@ -174,8 +190,10 @@ fn by_content<C: Control>(
         ("seq_hashes", body.seq_hashes.as_deref()),
     )?;
     let fleet = state.view().fleet();
-    let names = pool_names!(body);
+    let names = pool_names!(body)?;
     let pool = pool(&fleet, names, Unnamed::Field)?;
+    let narrow = Narrow::of(body.worker_id.as_ref(), body.instance_id.as_ref(), body.dp_rank)?;
+    narrow.check(pool)?;
     if body.cache_salt.is_some() {
         let detail = "cache_salt says nothing here: the salt is in the hashes";
         return Err(Problem::bad_request("cache_salt", detail).field("cache_salt"));
@@ -188,11 +206,12 @@ fn by_content<C: Control>(
     let prompt = Prompt {
         form: PromptForm::Hashes { locals: &locals, sequences: &sequences, isl_tokens },
         lora_name: None,
+        lora_id: None,
         cache_salt: None,
         mm: &[],
         keys: &[],
     };
-    let asked = Asked { names, tier: body.tier, form, hybrid: body.hybrid };
+    let asked = Asked { names, tier: body.tier, form, hybrid: body.hybrid, narrow };
     Ok(state.with_scratch(|scratch| answer(state, pool, &prompt, asked, scratch)))
 }
 
@@ -216,6 +235,12 @@ fn by_names<C: Control>(
     body: &HashBody,
     worker: &WireId,
 ) -> Result<Response, Problem> {
+    for (field, other) in [("worker_id", &body.worker_id), ("instance_id", &body.instance_id)] {
+        if other.as_ref().is_some_and(|other| other.id != worker.id) {
+            let detail = format!("{field} and worker name two workers; give one of them");
+            return Err(Problem::bad_request("names_differ", detail).field(field));
+        }
+    }
     let dp_rank = body.dp_rank.ok_or_else(|| {
         Problem::wrong_field(
             "dp_rank",
@@ -235,6 +260,13 @@ fn by_names<C: Control>(
         let detail = format!("worker {} is not declared", worker.id);
         return Err(Problem::not_found("unknown_worker", detail).field("worker"));
     };
+    let asked = pool_names!(body)?;
+    let other_model = asked.model().is_some_and(|model| *model != *pool.key.model);
+    if other_model || asked.group().is_some_and(|group| *group != *pool.key.group) {
+        let detail =
+            format!("worker {} is declared in {}, not in the pool that is named", worker.id, pool.key);
+        return Err(Problem::bad_request("other_pool", detail).field("worker"));
+    }
     check_block_size(body.block_size, pool.block_size)?;
     let Some(rank) = view.ranks.iter().find(|rank| rank.plan.rank.dp_rank == DpRank(dp_rank)) else {
         let detail = format!("worker {} has no rank {dp_rank}: ranks are global", worker.id);
@@ -245,7 +277,7 @@ fn by_names<C: Control>(
     let reach = Reach::of_blocks([blocks; 3], false, block_size);
     let mut answer = Answer::new(block_size, Some(TierBody::Device));
     answer.add(view, rank, reach, state.control().now());
-    Ok(answer.respond(pool_names!(body), pool, None))
+    Ok(answer.respond(asked, pool, None))
 }
 
 fn engine_names(hashes: &[WireHash]) -> Result<Vec<BlockHash>, Problem> {
@@ -347,6 +379,7 @@ struct Asked<'a> {
     tier: Option<TierBody>,
     form: Option<HashForm>,
     hybrid: Option<HybridBody>,
+    narrow: Narrow<'a>,
 }
 
 fn answer<C: Control>(
@@ -360,7 +393,7 @@ fn answer<C: Control>(
     let now = state.control().now();
     let block_size = pool.block_size.get();
     let mut answer = Answer::new(block_size, asked.tier);
-    for (worker, rank) in pool.ranks() {
+    for (worker, rank) in pool.ranks().filter(|(worker, rank)| asked.narrow.admits(worker, rank)) {
         answer.add(worker, rank, Reach::of(overlaps, rank, block_size), now);
     }
     answer.respond(asked.names, pool, asked.form.map(|form| (overlaps, form)))
@@ -507,7 +540,9 @@ impl<'a> Answer<'a> {
         hashes: Option<(&Overlaps, HashForm)>,
     ) -> Response {
         if names.shape() == Shape::Mooncake {
-            return Json(self.mooncake(&pool.key.group)).into_response();
+            let mut response = Json(self.mooncake(&pool.key.group)).into_response();
+            response.extensions_mut().insert(KeyedByData);
+            return response;
         }
         let hashes = hashes.map(|(overlaps, form)| hashes_out(overlaps, form));
         let (block_hashes, sequence_hashes) = hashes.unzip();

@@ -199,12 +199,14 @@ impl WorkerBody {
 
     /// The pool that it is for.
     pub(super) fn pool(&self) -> PoolKey {
-        let names = super::boundary::pool_names!(self);
+        // A body whose names contradict each other was refused when it came.
+        let names = super::boundary::pool_names!(self).unwrap_or_default();
         PoolKey::new(names.model().unwrap_or(DEFAULT_MODEL), names.group())
     }
 
     /// Refuses what would make the record itself a burden.
     pub(super) fn check_sizes(&self) -> Result<(), Problem> {
+        super::boundary::pool_names!(self)?;
         let texts = [
             ("model_name", &self.model_name),
             ("routing_group", &self.routing_group),

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -18,9 +18,10 @@ use super::boundary::JsonBody;
 use super::problem::Problem;
 use super::select::id_value;
 use super::selection::SelectBody;
-use super::state::{ServiceState, Unnamed, check_block_size, pool, short};
+use super::state::{ServiceState, Unnamed, check_block_size, meant, short};
+use super::url::{NoParams, Params, PathId};
 use crate::fleet::PoolKey;
-use crate::ids::{DpRank, Moment, RankKey};
+use crate::ids::{DpRank, Moment, RankKey, WorkerId};
 use crate::load::{Claim, ReservationId, ReserveError};
 use crate::routing::SelectRequest;
 
@@ -30,8 +31,12 @@ const MAX_ID: usize = 256;
 /// The id of a selection, if the body gives one.
 pub(super) fn id_of(body: &SelectBody) -> Result<Option<ReservationId>, Problem> {
     match body.selection_id.as_deref() {
+        Some("") => {
+            let detail = "selection_id must not be empty: leave it out to have one made";
+            Err(Problem::wrong_field("selection_id", detail))
+        }
         Some(id) if id.len() > MAX_ID => {
-            let detail = format!("selection_id is longer than {MAX_ID} bytes");
+            let detail = format!("selection_id is longer than {MAX_ID} bytes; a UUID has 36");
             Err(Problem::wrong_field("selection_id", detail))
         }
         id => Ok(id.map(ReservationId::new)),
@@ -90,8 +95,17 @@ impl Pending {
         Some((until, selected))
     }
 
-    fn take_fresh(&mut self, now: Moment, id: &ReservationId) -> Option<Selected> {
-        self.take(id).filter(|(until, _)| now < *until).map(|(_, selected)| selected)
+    /// A selection that can still be booked, with its number.
+    fn fresh(&self, now: Moment, id: &ReservationId) -> Option<(u64, Selected)> {
+        let (nth, until, selected) = self.by_id.get(id)?;
+        (now < *until).then(|| (*nth, selected.clone()))
+    }
+
+    /// That very selection is booked; a newer one under the same id stays.
+    fn booked(&mut self, id: &ReservationId, nth: u64) {
+        if self.by_id.get(id).is_some_and(|(is, ..)| *is == nth) {
+            self.take(id);
+        }
     }
 }
 
@@ -108,20 +122,26 @@ struct BookedOut<'a> {
 /// `POST /reservations`: with an id alone, what `/select` answered under it; with a worker, that rank.
 pub(super) async fn reserve<C: Control>(
     State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
     let Some(id) = id_of(&body)? else {
         return Err(Problem::wrong_field("selection_id", "missing field `selection_id`"));
     };
     let now = state.control().now();
-    let selected = match &body.worker_id {
-        None => selected(&state, now, &body, &id)?,
-        Some(_) => explicit(&state, &body)?,
+    let narrow = body.narrow()?;
+    let (pending, selected) = match narrow.worker {
+        None => selected(&state, now, &body, &id).map(|(nth, selected)| (Some(nth), selected))?,
+        Some(worker) => (None, explicit(&state, &body, worker)?),
     };
     {
         let mut loads = state.view().loads().lock();
         loads.ledger_mut().expire(now);
         loads.ledger_mut().reserve(now, &id, &selected.rank, selected.claim)?;
+    }
+    // Only now: a booking that fails leaves the selection as it was.
+    if let Some(nth) = pending {
+        state.pending().lock().booked(&id, nth);
     }
     tracing::info!(pool = %selected.pool, selection_id = %id, rank = %selected.rank, "reserved");
     let fleet = state.view().fleet();
@@ -142,37 +162,45 @@ fn selected<C: Control>(
     now: Moment,
     body: &SelectBody,
     id: &ReservationId,
-) -> Result<Selected, Problem> {
-    let names = body.names();
-    let fits = |pool: &PoolKey| {
-        names.model().is_none_or(|model| *model == *pool.model)
-            && names.group().is_none_or(|group| *group == *pool.group)
-    };
-    let selected = state.pending().lock().take_fresh(now, id);
-    selected.filter(|selected| fits(&selected.pool)).ok_or_else(|| {
+) -> Result<(u64, Selected), Problem> {
+    let names = body.names()?;
+    let Some((nth, selected)) = state.pending().lock().fresh(now, id) else {
         let id = short(id.as_str());
         let detail = format!("no pending selection {id}: it has expired, was used already, or never made");
-        Problem::not_found("unknown_selection", detail).field("selection_id")
-    })
+        return Err(Problem::not_found("unknown_selection", detail).field("selection_id"));
+    };
+    let fleet = state.view().fleet();
+    // The model may have been an adapter's name, or a pattern's.
+    let asked = names.model().map(|_| meant(&fleet, names, Unnamed::Unavailable)).transpose()?;
+    let other_model = asked.is_some_and(|meant| meant.pool.key != selected.pool);
+    let other_rank = body.dp_rank.is_some_and(|rank| rank != selected.rank.dp_rank.0);
+    if other_model || names.group().is_some_and(|group| *group != *selected.pool.group) || other_rank {
+        let id = short(id.as_str());
+        let detail = format!("the pending selection {id} is of {} on {}", selected.rank, selected.pool);
+        return Err(Problem::not_found("unknown_selection", detail).field("selection_id"));
+    }
+    Ok((nth, selected))
 }
 
-fn explicit<C: Control>(state: &ServiceState<C>, body: &SelectBody) -> Result<Selected, Problem> {
+fn explicit<C: Control>(
+    state: &ServiceState<C>,
+    body: &SelectBody,
+    worker: &WorkerId,
+) -> Result<Selected, Problem> {
     let fleet = state.view().fleet();
-    let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
+    let meant = meant(&fleet, body.names()?, Unnamed::Unavailable)?;
+    let pool = meant.pool;
     check_block_size(body.block_size, pool.block_size)?;
-    let parts = body.parts_to_book()?;
-    let Some(worker) = &body.worker_id else {
-        return Err(Problem::wrong_field("worker_id", "missing field `worker_id`"));
-    };
-    let Some(declared) = pool.worker(&worker.id) else {
-        let detail = format!("worker {} is not declared in this pool", short(worker.id.as_str()));
+    let parts = body.parts_to_book(meant.adapter)?;
+    let Some(declared) = pool.worker(worker) else {
+        let detail = format!("worker {} is not declared in this pool", short(worker.as_str()));
         return Err(Problem::not_found("unknown_worker", detail).field("worker_id"));
     };
     let Some(dp_rank) = body.dp_rank else {
         let detail = "a reservation names its rank: dp_rank is required beside worker_id";
         return Err(Problem::bad_request("no_rank", detail).field("dp_rank"));
     };
-    let rank = RankKey { worker: worker.id.clone(), dp_rank: DpRank(dp_rank) };
+    let rank = RankKey { worker: worker.clone(), dp_rank: DpRank(dp_rank) };
     if !declared.ranks.iter().any(|one| one.plan.rank == rank) {
         let detail = format!("rank {rank} does not exist");
         return Err(Problem::not_found("no_such_rank", detail).field("dp_rank"));
@@ -197,7 +225,8 @@ fn explicit<C: Control>(state: &ServiceState<C>, body: &SelectBody) -> Result<Se
 /// `POST /reservations/{id}/prefill_complete`; may be repeated.
 pub(super) async fn prefill_complete<C: Control>(
     State(state): State<ServiceState<C>>,
-    Path(id): Path<String>,
+    PathId(id): PathId,
+    _: Params<NoParams>,
 ) -> Result<Response, Problem> {
     let now = state.control().now();
     answer(&id, with_ledger(&state, |ledger| ledger.prefill_complete(now, &ReservationId::new(&id))))
@@ -211,7 +240,8 @@ pub(super) struct OutputBody {
 /// `POST /reservations/{id}/output_block`.
 pub(super) async fn output_block<C: Control>(
     State(state): State<ServiceState<C>>,
-    Path(id): Path<String>,
+    PathId(id): PathId,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<OutputBody>,
 ) -> Result<Response, Problem> {
     if body.decay_fraction.is_some_and(|decay| !(0.0..=1.0).contains(&decay)) {
@@ -226,7 +256,8 @@ pub(super) async fn output_block<C: Control>(
 /// `DELETE /reservations/{id}`.
 pub(super) async fn free<C: Control>(
     State(state): State<ServiceState<C>>,
-    Path(id): Path<String>,
+    PathId(id): PathId,
+    _: Params<NoParams>,
 ) -> Result<Response, Problem> {
     answer(&id, with_ledger(&state, |ledger| ledger.free(&ReservationId::new(&id))))
 }
@@ -244,7 +275,7 @@ fn answer(id: &str, found: bool) -> Result<Response, Problem> {
     if found {
         return Ok(Json(json!({ "status": "ok" })).into_response());
     }
-    Err(Problem::not_found("unknown_reservation", format!("reservation {} not found", short(id))))
+    Err(Problem::not_found("unknown_reservation", format!("reservation {} not found", short(id))).field("id"))
 }
 
 impl From<ReserveError> for Problem {
@@ -283,10 +314,16 @@ mod tests {
         pending.remember(at(0), &"a".into(), selected(3));
         pending.remember(at(1), &"a".into(), selected(2));
         assert_eq!(pending.blocks, 2);
-        assert_eq!(pending.take_fresh(at(60_000), &"a".into()).unwrap().claim.named().len(), 2);
-        assert!(pending.take_fresh(at(60_000), &"a".into()).is_none());
+        let (nth, found) = pending.fresh(at(60_000), &"a".into()).unwrap();
+        assert_eq!(found.claim.named().len(), 2);
+        assert!(pending.fresh(at(60_000), &"a".into()).is_some(), "asking changes nothing");
+        pending.booked(&"a".into(), nth + 1);
+        assert!(pending.fresh(at(60_000), &"a".into()).is_some(), "another one was booked");
+        pending.booked(&"a".into(), nth);
+        assert!(pending.fresh(at(60_000), &"a".into()).is_none());
         pending.remember(at(0), &"b".into(), selected(1));
-        assert!(pending.take_fresh(at(60_000), &"b".into()).is_none());
+        assert!(pending.fresh(at(60_000), &"b".into()).is_none());
+        pending.take(&"b".into());
         assert!(pending.by_id.is_empty() && pending.order.is_empty() && pending.blocks == 0);
     }
 
@@ -301,8 +338,8 @@ mod tests {
             (pending.by_id.len(), pending.order.len(), pending.blocks),
             (MAX_PENDING, MAX_PENDING, MAX_PENDING)
         );
-        assert!(pending.take_fresh(at(0), &"9".into()).is_none());
-        assert!(pending.take_fresh(at(0), &"10".into()).is_some());
+        assert!(pending.fresh(at(0), &"9".into()).is_none());
+        assert!(pending.fresh(at(0), &"10".into()).is_some());
         pending.remember(at(0), &"big".into(), selected(MAX_PENDING_BLOCKS));
         assert_eq!(pending.by_id.len(), 1);
         pending.remember(at(60_000), &"late".into(), selected(1));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -15,7 +15,8 @@ use super::problem::Problem;
 use super::query::{HashParam, InstanceOut, Reach, TierBody, hashes_out};
 use super::reservations::{Selected, id_of};
 use super::selection::{Parts, SelectBody};
-use super::state::{ServiceState, Unnamed, check_block_size, pool};
+use super::state::{ServiceState, Unnamed, check_block_size, meant};
+use super::url::Params;
 use super::workers::form_of;
 use crate::fleet::IdForm;
 use crate::ids::{RankKey, WorkerId};
@@ -29,7 +30,7 @@ use crate::routing::{
 /// `POST /select`.
 pub(super) async fn select<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(param): Query<HashParam>,
+    Params(param): Params<HashParam>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
@@ -40,7 +41,7 @@ pub(super) async fn select<C: Control>(
 /// `POST /select_and_reserve`: the same, and booked in the same step.
 pub(super) async fn select_and_reserve<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(param): Query<HashParam>,
+    Params(param): Params<HashParam>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
@@ -62,10 +63,11 @@ fn answer<C: Control>(
     then: Then,
 ) -> Result<Response, Problem> {
     let started = Instant::now();
-    let parts = body.parts()?;
     let id = id_of(body)?;
     let fleet = state.view().fleet();
-    let pool = pool(&fleet, body.names(), Unnamed::Unavailable)?;
+    let meant = meant(&fleet, body.names()?, Unnamed::Unavailable)?;
+    let pool = meant.pool;
+    let parts = body.parts(meant.adapter)?;
     check_block_size(body.block_size, pool.block_size)?;
     let choice = Choice { state, fleet: &fleet, pool, body, parts: &parts, id: id.as_ref(), then };
     let result = state.with_scratch(|scratch| {

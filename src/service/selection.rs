@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::boundary::{PoolNames, WireHash, WireId, not_null, pool_names};
+use super::narrow::{Adapter, Narrow};
 use super::problem::Problem;
 use super::query::{HybridBody, KeyBody, MmBody, PromptKeys, check_lengths, content_keys, mm_items};
 use super::records::RoleBody;
@@ -52,6 +53,10 @@ pub(super) struct SelectBody {
     /// Of `/reservations`: where to book, and how much.
     pub(super) worker_id: Option<WireId>,
     pub(super) dp_rank: Option<u32>,
+    /// Mooncake's word for the worker.
+    instance_id: Option<WireId>,
+    /// Of an adapter that has no name.
+    lora_id: Option<i64>,
     pub(super) effective_prefill_tokens: Option<u64>,
     pub(super) track_prefill_tokens: Option<bool>,
     advisory: Option<bool>,
@@ -151,6 +156,7 @@ pub(super) struct Parts<'a> {
     pub(super) sequences: Vec<SequenceHash>,
     pub(super) mm: Vec<MmItem<'a>>,
     pub(super) keys: Vec<ContentKeys>,
+    adapter: Adapter<'a>,
     pub(super) cache_salt: Option<&'a str>,
     pub(super) policy: PolicyOverride,
     pub(super) pin: Option<Pin>,
@@ -160,8 +166,39 @@ pub(super) struct Parts<'a> {
 }
 
 impl SelectBody {
-    pub(super) fn names(&self) -> PoolNames<'_> {
+    pub(super) fn names(&self) -> Result<PoolNames<'_>, Problem> {
         pool_names!(self)
+    }
+
+    /// The worker and rank that the question is about.
+    pub(super) fn narrow(&self) -> Result<Narrow<'_>, Problem> {
+        Narrow::of(self.worker_id.as_ref(), self.instance_id.as_ref(), self.dp_rank)
+    }
+
+    /// `pinned_worker`, or what narrows the choice to a worker in the words of the other routes.
+    fn pin(&self) -> Result<Option<Pin>, Problem> {
+        let pinned = self.pinned_worker.as_ref().map(PinBody::pin);
+        let narrow = self.narrow()?;
+        let differs = |field: &str| {
+            let detail = format!("{field} differs from pinned_worker; give one of them");
+            Err(Problem::bad_request("names_differ", detail).field(field))
+        };
+        match (pinned, narrow.worker) {
+            (Some(pin), Some(worker)) if pin.worker != *worker => differs("worker_id"),
+            (Some(pin), _) if narrow.dp_rank.is_some_and(|rank| Some(rank) != pin.dp_rank) => {
+                match pin.dp_rank {
+                    Some(_) => differs("dp_rank"),
+                    None => Ok(Some(Pin { dp_rank: narrow.dp_rank, ..pin })),
+                }
+            }
+            (Some(pin), _) => Ok(Some(pin)),
+            (None, Some(worker)) => Ok(Some(Pin { worker: worker.clone(), dp_rank: narrow.dp_rank })),
+            (None, None) if narrow.dp_rank.is_some() => {
+                let detail = "dp_rank alone names no rank: give worker_id beside it";
+                Err(Problem::bad_request("no_worker", detail).field("dp_rank"))
+            }
+            (None, None) => Ok(None),
+        }
     }
 
     pub(super) fn hybrid(&self) -> Option<HybridRule> {
@@ -182,16 +219,19 @@ impl SelectBody {
     }
 
     /// The same in the types of the inside.
-    pub(super) fn parts(&self) -> Result<Parts<'_>, Problem> {
-        self.parts_with(true)
+    ///
+    /// `model` is the adapter that was asked for as a model, if one was.
+    pub(super) fn parts<'a>(&'a self, model: Option<&'a str>) -> Result<Parts<'a>, Problem> {
+        Ok(Parts { pin: self.pin()?, ..self.parts_with(model, true)? })
     }
 
     /// The same for a booking, which is known by its sequence hashes and needs no local ones.
-    pub(super) fn parts_to_book(&self) -> Result<Parts<'_>, Problem> {
-        self.parts_with(false)
+    pub(super) fn parts_to_book<'a>(&'a self, model: Option<&'a str>) -> Result<Parts<'a>, Problem> {
+        self.parts_with(model, false)
     }
 
-    fn parts_with(&self, locals_needed: bool) -> Result<Parts<'_>, Problem> {
+    fn parts_with<'a>(&'a self, model: Option<&'a str>, locals_needed: bool) -> Result<Parts<'a>, Problem> {
+        let adapter = Adapter::of(model, self.lora_name.as_deref(), self.lora_id)?;
         let (mut locals, mut sequences) = (Vec::new(), Vec::new());
         if self.tokens().is_none() {
             let missing = |field: &str| {
@@ -212,7 +252,7 @@ impl SelectBody {
             sequences = WireHash::ints(chain, "sequence_hashes")?.into_iter().map(SequenceHash).collect();
         }
         let PromptKeys { mut keys, cache_salt } =
-            content_keys(&self.extra_keys, self.lora_name.as_deref(), self.cache_salt.as_deref())?;
+            content_keys(&self.extra_keys, adapter.name, self.cache_salt.as_deref())?;
         let routing = self.mm_routing_info.as_ref().and_then(|info| info.block_mm_infos.as_deref());
         add_objects(routing.or(self.block_mm_infos.as_deref()).unwrap_or_default(), &mut keys);
         let constraints = self.routing_constraints.as_ref();
@@ -226,9 +266,10 @@ impl SelectBody {
             sequences,
             mm: mm_items(&self.mm, self.tokens().map_or(0, <[u32]>::len))?,
             keys,
+            adapter,
             cache_salt,
             policy: self.policy()?,
-            pin: self.pinned_worker.as_ref().map(PinBody::pin),
+            pin: None,
             affinity: self.affinity_target.as_ref().map(PinBody::pin),
             allowed: self
                 .allowed_worker_ids
@@ -288,7 +329,8 @@ impl SelectBody {
         };
         Prompt {
             form,
-            lora_name: self.lora_name.as_deref(),
+            lora_name: parts.adapter.name,
+            lora_id: parts.adapter.number,
             cache_salt: parts.cache_salt,
             mm: &parts.mm,
             keys: &parts.keys,

@@ -14,23 +14,30 @@ use super::metrics::Metrics;
 use super::problem::Problem;
 use super::records::Records;
 use super::reservations::Pending;
+use super::visit::Said;
 use crate::block::BlockSize;
-use crate::indexer::{FleetView, PoolView, View};
+use crate::indexer::{FleetView, Named, PoolView, View};
 use crate::routing::{Router, RouterScratch};
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug)]
 pub struct ServiceConfig {
-    /// Largest body of a request that carries a prompt. 8 MiB is a million token ids, the field's own limit.
+    /// Largest body of a request that carries a prompt. A prompt of 2^21 tokens passes: each id takes up to seven
+    /// digits, a comma and a blank, which makes 18 MiB, and 2 MiB are for the rest.
     pub max_prompt_body: usize,
     /// Largest body of any other request. 2 MiB holds 4,096 ranks with their endpoints, the field's own limit.
     pub max_body: usize,
     /// How long a request may take, its body's arrival and its place in the queue included. A query takes
     /// microseconds; this ends peers that stall, and waits for a writer that hangs.
     pub request_timeout: Duration,
-    /// Requests that are read and answered at once; more wait unread. Each may hold a body of 8 MiB and its
-    /// tokens as integers and hashes, so 256 bound a flood to a few GiB.
+    /// Requests that are read and answered at once; more wait unread. What bounds memory is the next field.
     pub max_in_flight: usize,
+    /// Bytes of all bodies that are read and answered at once; a request whose body finds no room waits unread. A
+    /// body is held with its tokens as integers (half its length) and their hashes (at most twice its length, for
+    /// blocks of one token), so 256 MiB, twelve of the longest prompts, bound a flood to 1 GiB.
+    pub max_body_bytes_in_flight: usize,
+    /// Refuse every field and parameter that is not known, instead of naming it in the answer.
+    pub strict: bool,
     /// Seed of the ties between equal ranks; `None` takes the operating system's randomness.
     pub seed: Option<u64>,
     /// What clients' connections may take.
@@ -40,10 +47,12 @@ pub struct ServiceConfig {
 impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
-            max_prompt_body: 8 << 20,
+            max_prompt_body: 20 << 20,
             max_body: 2 << 20,
             request_timeout: Duration::from_secs(10),
             max_in_flight: 256,
+            max_body_bytes_in_flight: 256 << 20,
+            strict: false,
             seed: None,
             connections: ConnectionLimits::default(),
         }
@@ -68,6 +77,9 @@ struct Inner<C> {
     router: Router,
     config: ServiceConfig,
     in_flight: Semaphore,
+    /// In KiB.
+    bodies: Arc<Semaphore>,
+    ignored: Said,
     watchers: Arc<Semaphore>,
     scratches: Mutex<Vec<RouterScratch>>,
     made: AtomicU64,
@@ -84,10 +96,15 @@ impl<C: Control> ServiceState<C> {
         let metrics =
             Metrics::new(router.view().clone(), move || clock.now(), move || queue.queued_messages());
         let in_flight = Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS));
+        // Room for one body of any size that passes, or it would wait for ever.
+        let largest = config.max_prompt_body.max(config.max_body);
+        let bodies = config.max_body_bytes_in_flight.max(largest).div_ceil(1_024);
         let inner = Inner {
             control,
             router,
             in_flight,
+            bodies: Arc::new(Semaphore::new(bodies.min(Semaphore::MAX_PERMITS))),
+            ignored: Said::default(),
             watchers: Arc::new(Semaphore::new(super::watch::MAX_WATCHERS)),
             scratches: Mutex::default(),
             made: AtomicU64::new(0),
@@ -132,6 +149,16 @@ impl<C: Control> ServiceState<C> {
 
     pub(super) fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// What was said of ignored fields.
+    pub(super) fn ignored(&self) -> &Said {
+        &self.inner.ignored
+    }
+
+    /// Room for bodies, in KiB.
+    pub(super) fn bodies(&self) -> &Arc<Semaphore> {
+        &self.inner.bodies
     }
 
     pub(super) fn in_flight(&self) -> &Semaphore {
@@ -179,16 +206,55 @@ pub(super) enum Unnamed {
     Unavailable,
 }
 
-/// The pool that a request means: the named one, or the only one, or the one called `default`.
+/// What a request's names mean.
+#[derive(Clone, Copy)]
+pub(super) struct Meant<'f, 'n> {
+    /// The pool.
+    pub(super) pool: &'f Arc<PoolView>,
+    /// The model's name, where it is an adapter's.
+    pub(super) adapter: Option<&'n str>,
+}
+
+/// What a request means that names no adapter as its model.
 pub(super) fn pool<'f>(
     fleet: &'f FleetView,
     names: PoolNames<'_>,
     unnamed: Unnamed,
 ) -> Result<&'f Arc<PoolView>, Problem> {
-    let group = names.group();
-    if let Some(model) = names.model() {
-        return fleet.resolve(model, group).ok_or_else(|| unknown_pool(model, group));
+    meant(fleet, names, unnamed).map(|meant| meant.pool)
+}
+
+/// The pool that a request means: the one of its model or of the adapter that it names as its model, or the
+/// only one, or the one called `default`.
+pub(super) fn meant<'f, 'n>(
+    fleet: &'f FleetView,
+    names: PoolNames<'n>,
+    unnamed: Unnamed,
+) -> Result<Meant<'f, 'n>, Problem> {
+    let Some(model) = names.model() else {
+        return unnamed_pool(fleet, names.group(), unnamed).map(|pool| Meant { pool, adapter: None });
+    };
+    match fleet.named(model, names.group()) {
+        Named::Pool(pool) => Ok(Meant { pool, adapter: None }),
+        Named::Adapter(pool) => Ok(Meant { pool, adapter: Some(model) }),
+        Named::AdapterOfSeveral(one, other) => {
+            let detail = format!(
+                "{} is an adapter in {} and in {}: name the model, and the adapter as lora_name",
+                short(model),
+                one.key,
+                other.key
+            );
+            Err(Problem::bad_request("ambiguous_adapter", detail).field("model_name"))
+        }
+        Named::Nothing => Err(unknown_pool(model, names.group())),
     }
+}
+
+fn unnamed_pool<'f>(
+    fleet: &'f FleetView,
+    group: Option<&str>,
+    unnamed: Unnamed,
+) -> Result<&'f Arc<PoolView>, Problem> {
     let fits = |pool: &&Arc<PoolView>| group.is_none_or(|group| *group == *pool.key.group);
     if let Some(pool) = fleet.only_pool().filter(fits) {
         return Ok(pool);

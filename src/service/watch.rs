@@ -18,9 +18,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 
 use super::Control;
+use super::boundary::IdOut;
 use super::connections::Stopping;
 use super::problem::Problem;
 use super::state::ServiceState;
+use super::url::{NoParams, Params};
+use super::workers::form_of;
 use crate::ids::RankKey;
 use crate::load::{Debounce, DebounceConfig, RankLoad};
 
@@ -38,6 +41,7 @@ const LONGEST_WATCH: Duration = Duration::from_secs(300);
 pub(super) async fn watch<C: Control>(
     State(state): State<ServiceState<C>>,
     Extension(stopping): Extension<Stopping>,
+    _: Params<NoParams>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let Ok(permit) = state.watchers().try_acquire_owned() else {
         let detail = format!("{MAX_WATCHERS} watchers are connected; no more are served at once");
@@ -111,7 +115,7 @@ impl<C: Control> Watch<C> {
     fn event(&self, rank: &RankKey) -> Option<Event> {
         let load = self.seen.get(rank).copied().flatten();
         let data = json!({
-            "worker_id": rank.worker.as_str(),
+            "worker_id": IdOut(&rank.worker, form_of(&self.state.view().fleet(), &rank.worker)),
             "dp_rank": rank.dp_rank.0,
             "state": if load.is_some() { "reported" } else { "unknown" },
             "num_running_reqs": load.and_then(|load| load.num_running_reqs),

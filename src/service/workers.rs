@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Control;
-use super::boundary::{IdOut, JsonBody, WireId, not_null, pool_names};
+use super::boundary::{IdOut, JsonBody, PoolNames, WireId, not_null, pool_names};
 use super::problem::Problem;
 use super::query::age_ms;
 use super::records::{EngineBody, PostedOut, Readiness, Record, WorkerBody, block_size, check_blank};
 use super::state::{ServiceState, short};
+use super::url::{NoParams, Params, PathId};
 use crate::fleet::{Endpoints, EventsFrom, IdForm, PoolKey, Ranks, WorkerSpec};
 use crate::ids::{DpRank, Moment, RankKey, WorkerId};
 use crate::indexer::{FleetView, RankView, WorkerView};
@@ -44,6 +45,7 @@ pub(super) struct RegisterBody {
 /// `POST /register`.
 pub(super) async fn register<C: Control>(
     State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<RegisterBody>,
 ) -> Result<Response, Problem> {
     let called = |field| match field {
@@ -52,7 +54,7 @@ pub(super) async fn register<C: Control>(
         "size" => "dp_rank",
         field => field,
     };
-    let pool = pool_names!(body).pool_key()?;
+    let pool = pool_names!(body)?.pool_key()?;
     let block_size = block_size(body.block_size)?;
     check_blank("endpoint", Some(&body.endpoint))?;
     check_blank("replay_endpoint", body.replay_endpoint.as_deref())?;
@@ -101,6 +103,7 @@ pub(super) struct UnregisterBody {
 /// `POST /unregister`.
 pub(super) async fn unregister<C: Control>(
     State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<UnregisterBody>,
 ) -> Result<Response, Problem> {
     let id = &body.instance_id.id;
@@ -110,7 +113,7 @@ pub(super) async fn unregister<C: Control>(
     let Some(spec) = fleet.declared().worker(id) else {
         return Err(not_found(format!("instance {id} not found")));
     };
-    let (names, is) = (pool_names!(body), &spec.pool);
+    let (names, is) = (pool_names!(body)?, &spec.pool);
     let other_model = names.model().is_some_and(|model| *model != *is.model);
     let other_group = names.group().is_some_and(|group| *group != *is.group);
     if other_model || other_group {
@@ -148,6 +151,7 @@ pub(super) async fn unregister<C: Control>(
 /// `POST /workers`.
 pub(super) async fn declare<C: Control>(
     State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<WorkerBody>,
 ) -> Result<Response, Problem> {
     let missing = || Problem::wrong_field("worker_id", "missing field `worker_id`");
@@ -160,7 +164,8 @@ pub(super) async fn declare<C: Control>(
 /// `PATCH /workers/{id}`.
 pub(super) async fn patch<C: Control>(
     State(state): State<ServiceState<C>>,
-    Path(id): Path<String>,
+    PathId(id): PathId,
+    _: Params<NoParams>,
     JsonBody(patch): JsonBody<WorkerBody>,
 ) -> Result<Response, Problem> {
     let id = WorkerId::new(id);
@@ -184,7 +189,8 @@ pub(super) async fn patch<C: Control>(
 /// `DELETE /workers/{id}`.
 pub(super) async fn withdraw<C: Control>(
     State(state): State<ServiceState<C>>,
-    Path(id): Path<String>,
+    PathId(id): PathId,
+    _: Params<NoParams>,
 ) -> Result<Response, Problem> {
     let id = WorkerId::new(id);
     let _change = state.records().change().await;
@@ -257,41 +263,87 @@ async fn settle<C: Control>(
 
 // === lists ===
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 pub(super) struct WorkerFilter {
     model_name: Option<String>,
     routing_group: Option<String>,
     model: Option<String>,
     modelname: Option<String>,
     tenant_id: Option<String>,
+    worker_id: Option<String>,
+    instance_id: Option<String>,
+    dp_rank: Option<String>,
 }
 
 impl WorkerFilter {
+    /// The filter as it is meant.
+    pub(super) fn read(&self) -> Result<Filter<'_>, Problem> {
+        let worker = match (self.worker_id.as_deref(), self.instance_id.as_deref()) {
+            (Some(worker), Some(instance)) if worker != instance => {
+                let detail = "worker_id and instance_id name two workers; give one of them";
+                return Err(Problem::bad_request("names_differ", detail).field("instance_id"));
+            }
+            (worker, instance) => worker.or(instance),
+        };
+        let number = |text: &str| {
+            text.parse().map(DpRank).map_err(|_| {
+                let detail = format!("dp_rank {:?} is no rank; give a whole number", short(text));
+                Problem::bad_request("no_such_rank", detail).field("dp_rank")
+            })
+        };
+        let dp_rank = self.dp_rank.as_deref().map(number).transpose()?;
+        Ok(Filter { names: pool_names!(self)?, worker, dp_rank })
+    }
+}
+
+/// Which workers and ranks a list is to show; by default all.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Filter<'a> {
+    names: PoolNames<'a>,
+    worker: Option<&'a str>,
+    dp_rank: Option<DpRank>,
+}
+
+impl Filter<'_> {
     /// Whether the filter lets a pool through.
     pub(super) fn admits(&self, pool: &PoolKey) -> bool {
-        let names = pool_names!(self);
-        names.model().is_none_or(|model| *model == *pool.model)
-            && names.group().is_none_or(|group| *group == *pool.group)
+        self.names.model().is_none_or(|model| *model == *pool.model)
+            && self.names.group().is_none_or(|group| *group == *pool.group)
+    }
+
+    fn admits_id(&self, id: &WorkerId) -> bool {
+        self.worker.is_none_or(|worker| worker == id.as_str())
+    }
+
+    /// Whether it lets a worker through: by its id, and with a rank that is let through.
+    pub(super) fn admits_worker(&self, worker: &WorkerView) -> bool {
+        self.admits_id(&worker.spec.worker)
+            && self.dp_rank.is_none_or(|rank| worker.ranks.iter().any(|one| one.plan.rank.dp_rank == rank))
+    }
+
+    /// Whether it lets a rank through.
+    pub(super) fn admits_rank(&self, worker: &WorkerView, rank: &RankView) -> bool {
+        self.admits_id(&worker.spec.worker)
+            && self.dp_rank.is_none_or(|wanted| rank.plan.rank.dp_rank == wanted)
     }
 }
 
 /// `GET /workers`.
 pub(super) async fn list<C: Control>(
     State(state): State<ServiceState<C>>,
-    Query(filter): Query<WorkerFilter>,
-) -> Response {
+    Params(filter): Params<WorkerFilter>,
+) -> Result<Response, Problem> {
+    let filter = filter.read()?;
     let fleet = state.view().fleet();
     let (incomplete, records) = (state.records().incomplete(), records_of(&state, &fleet));
-    Json(all(&fleet, &incomplete, &records, &filter, state.control().now())).into_response()
+    Ok(Json(all(&fleet, &incomplete, &records, &filter, state.control().now())).into_response())
 }
 
 /// `GET /ready`: 200 once one worker can be chosen.
 pub(super) async fn ready<C: Control>(State(state): State<ServiceState<C>>) -> Response {
     let fleet = state.view().fleet();
     let (incomplete, records) = (state.records().incomplete(), records_of(&state, &fleet));
-    let everything =
-        WorkerFilter { model_name: None, routing_group: None, model: None, modelname: None, tenant_id: None };
-    let workers = all(&fleet, &incomplete, &records, &everything, state.control().now());
+    let workers = all(&fleet, &incomplete, &records, &Filter::default(), state.control().now());
     let schedulable = workers.iter().filter(|worker| worker.lifecycle == "schedulable").count();
     let status = if schedulable > 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({ "ready": schedulable > 0, "schedulable_workers": schedulable, "workers": workers });
@@ -307,14 +359,16 @@ fn all<'a>(
     fleet: &'a FleetView,
     incomplete: &'a [(WorkerId, Record)],
     records: &'a BTreeMap<WorkerId, Record>,
-    filter: &WorkerFilter,
+    filter: &Filter<'_>,
     now: Moment,
 ) -> Vec<WorkerOut<'a>> {
     let declared = fleet.pools().filter(|pool| filter.admits(&pool.key)).flat_map(|pool| {
         let out = |worker| WorkerOut::declared(&pool.key, worker, records.get(&worker.spec.worker), now);
-        pool.workers.iter().map(out)
+        pool.workers.iter().filter(|worker| filter.admits_worker(worker)).map(out)
     });
-    let incomplete = incomplete.iter().filter(|(_, record)| filter.admits(&record.body.pool()));
+    let incomplete = incomplete.iter().filter(|(id, record)| {
+        filter.admits(&record.body.pool()) && filter.admits_id(id) && filter.dp_rank.is_none()
+    });
     declared.chain(incomplete.map(|(id, record)| WorkerOut::incomplete(id, record))).collect()
 }
 

@@ -116,6 +116,7 @@ impl Content {
         Prompt {
             form: PromptForm::Tokens { ids, eagle: false },
             lora_name: self.lora_name.as_deref(),
+            lora_id: None,
             cache_salt: self.cache_salt.as_deref(),
             mm: &[],
             keys: &self.keys,

@@ -135,7 +135,7 @@ impl Stage {
         let pin = step.object("pin")?.map(|pin| read_pin(&pin)).transpose()?;
         let isl_tokens = needs.saturating_mul(self.settings.block_size);
         let form = PromptForm::Hashes { locals: &[], sequences: &[], isl_tokens };
-        let prompt = Prompt { form, lora_name: None, cache_salt: None, mm: &[], keys: &[] };
+        let prompt = Prompt { form, lora_name: None, lora_id: None, cache_salt: None, mm: &[], keys: &[] };
         let constraints = Constraints { pin: pin.as_ref(), ..Constraints::default() };
         let answer = self.select(&SelectRequest { constraints, ..SelectRequest::new(prompt) }, 1)?;
         if let Some(accepted) = expect.flag("accepted")?
