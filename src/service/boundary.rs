@@ -48,25 +48,23 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
 
 /// JSON in UTF-8, as it is.
 fn check_headers(headers: &HeaderMap) -> Result<(), Problem> {
-    let refused = |name, field: &str, detail: &str| {
-        Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, name, detail).field(field))
-    };
+    let refused = |name, detail: &str| Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, name, detail));
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_ascii_lowercase);
     let kind = value(header::CONTENT_TYPE).unwrap_or_default();
     let mut parts = kind.split(';').map(str::trim);
     let essence = parts.next().unwrap_or_default();
     if essence != "application/json" && !(essence.starts_with("application/") && essence.ends_with("+json")) {
         let detail = "the request needs the header `Content-Type: application/json`";
-        return refused("content_type", "content-type", detail);
+        return refused("content_type", detail);
     }
     let charset = parts.find_map(|part| part.strip_prefix("charset="));
     if charset.is_some_and(|charset| !matches!(charset.trim_matches('"'), "utf-8" | "utf8" | "us-ascii")) {
-        return refused("charset", "content-type", "JSON is read as UTF-8 alone; send it so");
+        return refused("charset", "JSON is read as UTF-8 alone; send it so");
     }
     match value(header::CONTENT_ENCODING).as_deref() {
         None | Some("identity") => Ok(()),
         Some(_) => {
-            refused("content_encoding", "content-encoding", "bodies are read as they are; send it plain")
+            refused("content_encoding", "bodies are read as they are; send it without Content-Encoding")
         }
     }
 }

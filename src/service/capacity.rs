@@ -106,7 +106,7 @@ pub(super) async fn drain_check<C: Control>(
     let fleet = state.view().fleet();
     let id = WorkerId::new(&id);
     let Some(pool) = fleet.pool_of(&id) else {
-        return Err(Problem::not_found("unknown_worker", format!("worker {id} is not declared")).field("id"));
+        return Err(Problem::not_found("unknown_worker", format!("worker {id} is not declared")));
     };
     let now = state.control().now();
     let (mut own, mut others) = (Vec::new(), Vec::new());

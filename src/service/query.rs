@@ -114,6 +114,9 @@ pub(super) struct HashBody {
     modelname: Option<String>,
     tenant_id: Option<String>,
     cache_salt: Option<String>,
+    /// The adapter is in the hashes already.
+    #[serde(rename = "lora_name")]
+    _lora_name: Option<String>,
     block_size: Option<u32>,
     hybrid: Option<HybridBody>,
     tier: Option<TierBody>,

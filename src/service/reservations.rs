@@ -275,7 +275,7 @@ fn answer(id: &str, found: bool) -> Result<Response, Problem> {
     if found {
         return Ok(Json(json!({ "status": "ok" })).into_response());
     }
-    Err(Problem::not_found("unknown_reservation", format!("reservation {} not found", short(id))).field("id"))
+    Err(Problem::not_found("unknown_reservation", format!("reservation {} not found", short(id))))
 }
 
 impl From<ReserveError> for Problem {

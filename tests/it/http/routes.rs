@@ -197,8 +197,15 @@ async fn the_shape_follows_the_words() {
     let dynamo = ask(json!({})).await.expect(200);
     assert_eq!(dynamo["scores"], json!({ "e1": { "0": 4 } }));
     ask(json!({ "model_name": "m" })).await.problem(404, Some("model_name"));
-    // Beside `model_name`, `tenant_id` is no group.
-    ask(json!({ "model_name": "m", "tenant_id": "t" })).await.problem(404, Some("model_name"));
+    // A1: beside `model_name`, `tenant_id` is no group, so it must be the same one.
+    ask(json!({ "model_name": "m", "tenant_id": "t" })).await.problem(400, Some("tenant_id"));
+    ask(json!({ "model_name": "m", "tenant_id": "default" })).await.problem(404, Some("model_name"));
+    let both = json!({ "model_name": "m", "tenant_id": "t", "routing_group": "t" });
+    assert_eq!(ask(both).await.expect(200)["scores"], dynamo["scores"]);
+    ask(json!({ "model": "m", "tenant_id": "t", "routing_group": "u" }))
+        .await
+        .problem(400, Some("tenant_id"));
+    ask(json!({ "model": "m", "modelname": "n", "tenant_id": "t" })).await.problem(400, Some("modelname"));
     assert_eq!(
         ask(json!({ "model_name": "m", "routing_group": "t" })).await.expect(200)["scores"],
         dynamo["scores"]
