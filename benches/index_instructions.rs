@@ -401,6 +401,7 @@ impl Conversation {
             block_size: TOKENS_PER_BLOCK,
             isolation: Isolation::default(),
             keys: &[],
+            history_complete: true,
         }
     }
 }

@@ -108,6 +108,7 @@ impl Fleet {
                 block_size: BLOCK_SIZE,
                 isolation: Isolation::default(),
                 keys: &[],
+                history_complete: true,
             };
             section.store(slots[*rank], &request).expect("a plain store");
         });

@@ -249,6 +249,11 @@ impl Reasons {
         self.iter().map(Reason::name)
     }
 
+    /// Whether some of what the rank stored may not be known.
+    pub fn may_miss(self) -> bool {
+        self.iter().any(|reason| matches!(reason.effect(), Effect::State(Trust::Partial(_))))
+    }
+
     /// The state that follows: the first of requirement E4 that applies. Of two ways to err the worse.
     pub fn trust(self) -> Trust {
         let mut trust = Trust::Live;

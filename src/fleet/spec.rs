@@ -124,7 +124,7 @@ impl WorkerSpec {
     /// Whether a rank of `self` that is a rank of `other` too can keep what is known of it, as far as the
     /// worker's settings go.
     pub(crate) fn counts_like(&self, other: &Self) -> bool {
-        self.announcements == other.announcements
+        self.announcements == other.announcements && self.host_chunk_blocks == other.host_chunk_blocks
     }
 }
 

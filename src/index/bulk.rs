@@ -148,7 +148,7 @@ impl Announcer<'_> {
         let mut rest = names;
         while let Some((name, behind)) = rest.split_first() {
             rest = behind;
-            if !self.is_plain() {
+            if !self.is_plain() || self.rank.remembered.is_on() {
                 unknown += u64::from(!self.retract(layer, name));
                 continue;
             }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use super::announcer::{Announcer, Plan};
+use super::announcer::Announcer;
+use super::plan::Plan;
 use super::published::{Limbo, Pin, SoleWriter, pin};
-use super::rank::{Content, Rank};
+use super::rank::{Named, Rank, Said, Shape};
+use super::remembered::DEFAULT_BOUND;
 use super::roster::{RankView, Roster};
 use super::tree::{Layer, Place, Tree};
-use super::{Announcements, LayerContents, Removed, StoreRefusal, StoreRequest, Stored};
+use super::{LayerContents, RankSettings, Removed, ScoredTiers, StoreRefusal, StoreRequest, Stored};
 use crate::block::{BlockHash, BlockSize, LocalHasher, Tier};
 use crate::ids::RankSlot;
 
@@ -66,7 +68,7 @@ impl Core {
         &mut self.ranks
     }
 
-    pub(super) fn add_rank(&mut self, announcements: Announcements) -> RankSlot {
+    pub(super) fn add_rank(&mut self, settings: RankSettings) -> RankSlot {
         let free = self.ranks.iter().position(|entry| entry.rank.is_none());
         let index = free.unwrap_or(self.ranks.len());
         if free.is_none() {
@@ -74,11 +76,11 @@ impl Core {
         }
         let entry = &mut self.ranks[index];
         entry.generation += 1;
-        let rank = Rank::new(entry.generation, announcements);
+        let rank = Rank::new(entry.generation, settings);
         // A pool has at most a few thousand ranks.
         #[allow(clippy::cast_possible_truncation)]
         let slot = RankSlot { index: index as u32, generation: entry.generation };
-        let view = RankView { slot, gauge: Arc::clone(&rank.gauge), layers: None };
+        let view = RankView::new(slot, &rank);
         entry.rank = Some(rank);
         self.publish(slot.index, Some(view), &pin());
         slot
@@ -104,6 +106,7 @@ impl Core {
     pub(super) fn clear_rank(&mut self, slot: RankSlot) -> bool {
         let Some(rank) = rank_mut(&mut self.ranks, slot) else { return false };
         let runs = std::mem::take(&mut rank.runs);
+        let kept: Vec<Place> = rank.kept().collect();
         rank.forget();
         self.roster.hide(Some(slot.index));
         let pin = pin();
@@ -112,10 +115,78 @@ impl Core {
             // The rank is hidden, so half of the sweep shows nothing that the whole of it would not.
             self.tree.close(&pin);
         }
+        for place in kept {
+            self.tree.let_go(place, &pin);
+            self.tree.close(&pin);
+        }
         self.note_layers(slot.index, &pin);
         self.roster.hide(None);
         self.note_retired(&pin);
         true
+    }
+
+    /// Forgets all blocks of the rank on one tier, as readers see at once.
+    pub(super) fn clear_tier(&mut self, slot: RankSlot, tier: Tier) -> bool {
+        let Some(rank) = rank_mut(&mut self.ranks, slot) else { return false };
+        if tier == Tier::Device && !rank.is_layered() && rank.explicit.is_empty() {
+            return self.clear_rank(slot);
+        }
+        let pin = pin();
+        let mut kept: Vec<Place> = Vec::new();
+        if tier == Tier::Device {
+            kept.extend(rank.remembered.drain());
+        }
+        rank.forget_tier(tier, &mut kept);
+        let runs: Vec<_> = rank.runs.iter().copied().collect();
+        self.hide_tier(slot.index, Some(tier), &pin);
+        let mut gone = 0;
+        for run in runs {
+            gone += self.tree.release_tier(run, slot.index, tier, &pin);
+            let is_left = self.tree.is_there(run) && self.tree.covers_any(slot.index, run, &pin);
+            if !is_left && let Some(rank) = rank_mut(&mut self.ranks, slot) {
+                rank.runs.remove(&run);
+            }
+            self.tree.close(&pin);
+        }
+        for place in kept {
+            self.tree.let_go(place, &pin);
+            self.tree.close(&pin);
+        }
+        if let Some(rank) = rank_mut(&mut self.ranks, slot) {
+            rank.cold_blocks = rank.cold_blocks.saturating_sub(gone);
+        }
+        self.hide_tier(slot.index, None, &pin);
+        self.note_retired(&pin);
+        true
+    }
+
+    /// Hides a tier of a rank from queries, at once; `None` hides none.
+    fn hide_tier(&mut self, index: u32, hidden: Option<Tier>, pin: &Pin) {
+        let Some(rank) = self.ranks[index as usize].rank.as_mut() else { return };
+        let Some(view) = self.roster.ranks(pin).and_then(|ranks| ranks.at(index)) else { return };
+        // A tier is hidden by the rule for layers.
+        let layered = hidden.is_some() || rank.is_layered();
+        rank.shown_layered = layered;
+        let layers = layered.then(|| Arc::new(rank.groups.clone()));
+        let view = RankView { layers, hidden, ..view.clone() };
+        self.publish(index, Some(view), pin);
+    }
+
+    /// Says which lower tiers of the rank count in overlaps.
+    pub(super) fn score_tiers(&mut self, slot: RankSlot, scored: ScoredTiers) -> bool {
+        let Some(rank) = rank_mut(&mut self.ranks, slot) else { return false };
+        rank.settings.scored = scored;
+        let pin = pin();
+        let Some(view) = self.roster.ranks(&pin).and_then(|ranks| ranks.get(slot)) else { return false };
+        let view = RankView { scored, ..view.clone() };
+        self.publish(slot.index, Some(view), &pin);
+        true
+    }
+
+    /// Names and blocks that a tier of the rank took in since it was empty, if it never gave any back.
+    pub(super) fn kept_all(&self, slot: RankSlot, tier: Tier) -> Option<u64> {
+        let intake = self.rank(slot)?.intake[tier as usize];
+        (!intake.gave_back).then_some(intake.names)
     }
 
     pub(super) fn rank(&self, slot: RankSlot) -> Option<&Rank> {
@@ -142,6 +213,10 @@ impl Core {
             return Err(StoreRefusal::RankFull);
         }
         let plan = Plan::of(request, rank, *block_size)?;
+        // A rank that offloads is one whose removed names may be asked for.
+        if plan.is_lower() && !rank.remembered.is_on() {
+            rank.remembered.turn_on(rank.settings.remembered_names.unwrap_or(DEFAULT_BOUND));
+        }
         let block_size = *block_size;
         let index = slot.index;
         let mut writer = Announcer { tree, rank, index, hasher, block_size, locals, pin: &pin };
@@ -161,12 +236,15 @@ impl Core {
         let Self { block_size, tree, ranks, hasher, locals, .. } = self;
         let unknown = Removed { unknown: names.len() as u64 };
         let Some(rank) = rank_mut(ranks, slot) else { return unknown };
-        let Some(group) = rank.slot_of(group_idx.unwrap_or(0)) else { return unknown };
+        let Some(group) = rank.groups.slot_of(group_idx.unwrap_or(0)) else { return unknown };
         let layer = Layer { tier, slot: group };
         let block_size = *block_size;
         let index = slot.index;
         let mut writer = Announcer { tree, rank, index, hasher, block_size, locals, pin: &pin };
         let unknown = writer.retract_all(layer, names);
+        if tier != Tier::Device && unknown < names.len() as u64 {
+            writer.rank.intake[tier as usize].gave_back = true;
+        }
         self.end_event(index, &pin);
         Removed { unknown }
     }
@@ -213,8 +291,7 @@ impl Core {
             return false;
         }
         let Some(view) = self.roster.ranks(pin).and_then(|ranks| ranks.at(index)) else { return false };
-        let shown = view.layers.as_deref();
-        if shown == layered.then_some(&rank.groups) {
+        if view.layers.as_deref() == layered.then_some(&rank.groups) {
             return false;
         }
         let view = RankView { layers: layered.then(|| Arc::new(rank.groups.clone())), ..view.clone() };
@@ -235,9 +312,10 @@ impl Core {
         let mut before = None;
         let mut reach = 0;
         for name in names {
-            let place = match rank.announced(Layer::HOT, name).and_then(|announced| announced.last()) {
-                Some((Content::Placed(place), _)) => Some(*place),
-                Some(_) => None,
+            let is_hot = |said: &&Said| said.layer == Layer::HOT && said.shape == Shape::Block;
+            let said = rank.named(name).and_then(|named| named.said.iter().rfind(is_hot));
+            let place = match said {
+                Some(said) => said.place,
                 None => self.tree.named(name, &pin).filter(|place| {
                     self.tree.covers(Layer::HOT, slot.index, *place, &pin)
                         && !rank.pinned.contains_key(&(Layer::HOT, *place))
@@ -276,15 +354,21 @@ impl Core {
                 }
             }
         }
-        for (key, announced) in &rank.explicit {
-            push(key.layer, key.name.clone(), announced.iter().map(|(_, count)| u64::from(*count)).sum());
+        for (name, Named { said, .. }) in &rank.explicit {
+            for (at, Said { layer, .. }) in said.iter().enumerate() {
+                if said[..at].iter().any(|before| before.layer == *layer) {
+                    continue;
+                }
+                let of_layer = said.iter().filter(|said| said.layer == *layer);
+                push(*layer, name.clone(), of_layer.map(|said| u64::from(said.count)).sum());
+            }
         }
         layers.sort_unstable_by_key(|(layer, _)| *layer);
         layers
             .into_iter()
             .map(|(layer, mut names)| {
                 names.sort_unstable();
-                let group_idx = rank.groups.get(usize::from(layer.slot)).and_then(|group| group.idx);
+                let group_idx = rank.groups.of_slot(layer.slot).idx;
                 LayerContents { tier: layer.tier, group_idx, names }
             })
             .collect()

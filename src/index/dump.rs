@@ -9,6 +9,7 @@ use super::coverage::Interval;
 use super::published::{Pin, pin};
 use super::rank::Rank;
 use super::roster::RankView;
+use super::run::ChunkHold;
 use super::tree::{Layer, Place, RunId, Tree};
 use crate::block::{BlockHash, BlockSize, Isolation};
 use crate::ids::RankSlot;
@@ -41,6 +42,7 @@ pub(super) struct DumpedRun {
     pub(super) locals: Vec<u64>,
     pub(super) names: DumpedNames,
     pub(super) holders: Vec<(Layer, Vec<Interval>)>,
+    pub(super) chunks: Vec<ChunkHold>,
 }
 
 /// Names of a run's blocks.
@@ -87,7 +89,10 @@ impl Core {
     }
 
     fn restore_rank(&mut self, slot: RankSlot, rank: Option<Rank>, pin: &Pin) {
-        let view = rank.as_ref().map(|rank| RankView { slot, gauge: rank.gauge.clone(), layers: None });
+        let view = rank.as_ref().map(|rank| RankView::new(slot, rank));
+        for place in rank.iter().flat_map(Rank::kept) {
+            self.tree.keep(place);
+        }
         self.entries_mut().push(RankEntry { generation: slot.generation, rank });
         self.publish(slot.index, view, pin);
         if self.note_layers(slot.index, pin) {
@@ -140,6 +145,7 @@ impl Tree {
             locals: run.hashes(pin).locals().to_vec(),
             names,
             holders,
+            chunks: run.chunks(pin).to_vec(),
         }
     }
 }

@@ -28,20 +28,26 @@ mod bulk;
 mod core;
 mod coverage;
 mod dump;
+mod groups;
 mod intervals;
 mod name_table;
+mod plan;
 mod published;
 mod query;
 mod rank;
+mod remembered;
 mod roster;
 mod run;
+mod said;
 mod sight;
 mod sync;
 mod table;
 mod tail;
 mod tree;
 mod version;
+mod waiting;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
@@ -60,6 +66,51 @@ use crate::block::{
     AttentionKind, BlockHash, BlockSize, ContentKeys, Isolation, LocalBlockHash, SequenceHash, Tier,
 };
 use crate::ids::RankSlot;
+
+/// How a rank's events are to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RankSettings {
+    /// How announcements of one name add up.
+    pub announcements: Announcements,
+    /// Blocks of one chunk in the lower tiers, where a connector announces a chunk under names of which only the
+    /// last can be loaded; `None`: every name is a block of its own.
+    pub host_chunk_blocks: Option<NonZeroU32>,
+    /// The lower tiers that count in overlaps.
+    pub scored: ScoredTiers,
+    /// Removed names whose content is remembered for placeholders, once the rank stores anything in a lower
+    /// tier: as many as its cache has blocks. `None`: 65,536.
+    pub remembered_names: Option<usize>,
+}
+
+impl From<Announcements> for RankSettings {
+    fn from(announcements: Announcements) -> Self {
+        Self { announcements, ..Self::default() }
+    }
+}
+
+/// Which lower tiers count in overlaps; the device always does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScoredTiers {
+    /// Host memory.
+    pub host: bool,
+    /// Disk and beyond.
+    pub disk: bool,
+}
+
+impl Default for ScoredTiers {
+    fn default() -> Self {
+        Self { host: true, disk: true }
+    }
+}
+
+/// What a rank holds in one tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TierSize {
+    /// Blocks of the first full-attention group. Distinct ones, but for chunks: each counts with all its blocks.
+    pub blocks: u64,
+    /// Names of all groups whose content is not known.
+    pub nameless: u64,
+}
 
 /// Which attention group an event speaks of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -89,6 +140,9 @@ pub struct StoreRequest<'a> {
     pub isolation: Isolation,
     /// Content keys per name, sorted; may be shorter than `names`, the rest has none.
     pub keys: &'a [ContentKeys],
+    /// Everything that the rank announced since it was empty was applied. Where it was not, a store in a lower
+    /// tier without a parent need not be a prompt's beginning.
+    pub history_complete: bool,
 }
 
 /// The tokens of a store.
@@ -119,6 +173,13 @@ pub struct Stored {
     pub orphans: u64,
     /// Orphans of which only the name could be kept, for want of room.
     pub orphans_dropped: u64,
+    /// Names without tokens that the rank does not know: they are names and nothing more.
+    pub nameless: u64,
+    /// Names that the rank holds as another block than this store says. What they mean is not changed by it,
+    /// unless only a lower tier had said it and this is the device's store.
+    pub contradicted: u64,
+    /// Those of them of which two stores of the device say different things.
+    pub device_contradicted: u64,
 }
 
 /// Why a store was refused whole.
@@ -261,8 +322,8 @@ pub struct WriteSection<'a> {
 
 impl WriteSection<'_> {
     /// Gives a new rank its slot.
-    pub fn add_rank(&mut self, announcements: Announcements) -> RankSlot {
-        self.core.add_rank(announcements)
+    pub fn add_rank(&mut self, settings: impl Into<RankSettings>) -> RankSlot {
+        self.core.add_rank(settings.into())
     }
 
     /// Forgets a rank and frees its slot; `false` if it is gone already.
@@ -276,6 +337,29 @@ impl WriteSection<'_> {
     /// own runs.
     pub fn clear_rank(&mut self, slot: RankSlot) -> bool {
         self.core.clear_rank(slot)
+    }
+
+    /// Forgets all blocks of a rank on one tier; `false` if the rank is gone.
+    ///
+    /// Queries see it at once, as for a whole rank.
+    pub fn clear_tier(&mut self, slot: RankSlot, tier: Tier) -> bool {
+        self.core.clear_tier(slot, tier)
+    }
+
+    /// Whether the rank holds nothing, not even a name, on any tier.
+    pub fn is_empty(&self, slot: RankSlot) -> bool {
+        self.core.rank(slot).is_none_or(rank::Rank::is_empty)
+    }
+
+    /// Says which lower tiers of a rank count in overlaps from now on; `false` if the rank is gone.
+    pub fn score_tiers(&mut self, slot: RankSlot, scored: ScoredTiers) -> bool {
+        self.core.score_tiers(slot, scored)
+    }
+
+    /// How many names and blocks a lower tier of a rank took in since it was empty; `None` if anything was
+    /// removed from it since.
+    pub fn kept_all(&self, slot: RankSlot, tier: Tier) -> Option<u64> {
+        self.core.kept_all(slot, tier)
     }
 
     /// Applies an announcement.
@@ -361,7 +445,13 @@ impl Reader {
     pub fn has_several_groups(&self, slot: RankSlot) -> bool {
         let pin = pin();
         let rank = self.roster.ranks(&pin).and_then(|ranks| ranks.get(slot));
-        rank.and_then(|rank| rank.layers.as_deref()).is_some_and(|groups| groups.len() > 1)
+        rank.and_then(|rank| rank.layers.as_deref()).is_some_and(|groups| groups.bind() > 1)
+    }
+
+    /// What the rank holds in a tier. Reads two counters.
+    pub fn tier_size(&self, slot: RankSlot, tier: Tier) -> Option<TierSize> {
+        let pin = pin();
+        self.roster.ranks(&pin)?.get(slot).map(|rank| rank.gauge.size(tier))
     }
 
     /// [`Self::tree_size`] of all ranks, by the index of their slots; 0 where no rank is.

@@ -1,9 +1,11 @@
 //! Queries: how far each rank's blocks reach into a prompt.
 
+use smallvec::SmallVec;
+
 use super::answer::{Answer, RankOverlaps};
+use super::groups::{Group, Groups};
 use super::intervals::Reached;
 use super::published::{Pin, local_words, sequence_words};
-use super::rank::Group;
 use super::roster::{Ranks, Roster};
 use super::run::{BRANCHES, Hashes, Run};
 use super::sight::{Changed, Key, Sight};
@@ -20,6 +22,22 @@ pub struct Scratch {
     active: Vec<u64>,
     answer: Answer,
     usable: Vec<bool>,
+    chunks: Vec<OnPath>,
+    ends: Vec<u32>,
+}
+
+/// A chunk that the prompt goes all through: blocks `from..to` of the prompt.
+#[derive(Clone, Copy, Debug)]
+struct OnPath {
+    slot: u8,
+    from: u32,
+    to: u32,
+}
+
+impl OnPath {
+    fn contains(self, at: u32) -> bool {
+        self.from <= at && at < self.to
+    }
 }
 
 impl Scratch {
@@ -255,11 +273,26 @@ impl<'a> Attempt<'a> {
         let Some(rank) = ranks.at(index) else { return Ok(()) };
         let Some(groups) = rank.layers.as_deref() else { return Ok(()) };
         let slot = rank.slot;
-        let Scratch { path, answer, usable, .. } = scratch;
-        let mut view = View { of: self, index, groups, path, usable, hybrid };
-        let device = view.reach(&[Tier::Device])?;
-        let host = view.reach(&[Tier::Device, Tier::Host])?;
-        let disk = view.reach(&[Tier::Device, Tier::Host, Tier::Disk])?;
+        let Scratch { path, answer, usable, chunks, ends, .. } = scratch;
+        let mut view = View { of: self, index, groups, path, usable, chunks, ends, hybrid };
+        let counts = |tier: Tier| {
+            let scored = match tier {
+                Tier::Host => rank.scored.host,
+                Tier::Disk => rank.scored.disk,
+                _ => true,
+            };
+            scored && rank.hidden != Some(tier)
+        };
+        let mut tiers = SmallVec::<[Tier; 3]>::new();
+        let mut reach_with = |tier: Tier| {
+            if counts(tier) {
+                tiers.push(tier);
+            }
+            view.reach(&tiers)
+        };
+        let device = reach_with(Tier::Device)?;
+        let host = reach_with(Tier::Host)?;
+        let disk = reach_with(Tier::Disk)?;
         let left_out = view.leaves_groups_out();
         if disk > 0 {
             answer.put_layered(RankOverlap { slot, device, host, disk, left_out });
@@ -272,27 +305,50 @@ impl<'a> Attempt<'a> {
 struct View<'a> {
     of: &'a Attempt<'a>,
     index: u32,
-    groups: &'a [Group],
+    groups: &'a Groups,
     path: &'a [Segment],
     usable: &'a mut Vec<bool>,
+    /// Chunks on the path in the tiers at hand.
+    chunks: &'a mut Vec<OnPath>,
+    /// How far a prompt must go for each block of a group to be usable.
+    ends: &'a mut Vec<u32>,
     hybrid: HybridRule,
 }
 
 impl View<'_> {
     /// Usable blocks when copies in any of these tiers count.
     fn reach(&mut self, tiers: &[Tier]) -> Result<u32, Changed> {
-        let full = |group: &Group| group.kind == AttentionKind::Full && group.idx.is_some();
+        self.find_chunks(tiers)?;
         let mut least = None;
-        for (slot, _) in self.groups().filter(|(_, group)| full(group)) {
+        for (slot, _) in self.groups().filter(|(_, group)| group.kind == AttentionKind::Full) {
             let reach = self.contiguous(tiers, slot)?;
             least = Some(least.map_or(reach, |least: u32| least.min(reach)));
         }
         let reach = least.unwrap_or_default();
-        let windowed = self.groups().any(|(_, group)| Rule::of(&group, self.of.block_size).is_some());
-        if reach == 0 || !windowed || self.hybrid == HybridRule::FullAttention {
+        let windowed = self.hybrid == HybridRule::Joint
+            && self.groups().any(|(_, group)| Rule::of(&group, self.of.block_size).is_some());
+        // One full group's reach never ends within a chunk; another group's may.
+        let may_cut_chunks = !self.chunks.is_empty() && self.groups().count() > 1;
+        if reach == 0 || !windowed && !may_cut_chunks {
             return Ok(reach);
         }
-        self.joint(tiers, reach)
+        self.joint(tiers, reach, windowed)
+    }
+
+    /// The rank's chunks in these tiers that the path goes all through.
+    fn find_chunks(&mut self, tiers: &[Tier]) -> Result<(), Changed> {
+        self.chunks.clear();
+        for segment in self.path {
+            for chunk in self.of.run(segment.run)?.chunks(self.of.pin) {
+                let to = segment.start + chunk.offset + 1;
+                if chunk.rank == self.index && chunk.offset < segment.len && tiers.contains(&chunk.layer.tier)
+                {
+                    let from = to.saturating_sub(chunk.len);
+                    self.chunks.push(OnPath { slot: chunk.layer.slot, from, to });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn leaves_groups_out(&self) -> bool {
@@ -302,27 +358,36 @@ impl View<'_> {
             })
     }
 
-    // At most MAX_GROUPS slots, so the number fits.
-    #[allow(clippy::cast_possible_truncation)]
+    /// The groups whose rule binds.
     fn groups(&self) -> impl Iterator<Item = (u8, Group)> + use<'_> {
-        self.groups.iter().enumerate().map(|(slot, group)| (slot as u8, *group))
+        (0..)
+            .zip(self.groups.as_slice())
+            .filter(|(_, group)| group.binds())
+            .map(|(slot, group)| (slot, *group))
     }
 
-    /// Leading blocks held without a hole.
+    /// Leading blocks held without a hole, alone or as part of a chunk.
     fn contiguous(&self, tiers: &[Tier], slot: u8) -> Result<u32, Changed> {
         let mut reach = 0;
-        for segment in self.path {
-            let mut at = 0;
-            while at < segment.len {
-                let Some(next) = self.held_until(tiers, slot, segment.run, at)? else { break };
-                at = next;
+        let mut segments = self.path.iter();
+        let mut segment = segments.next();
+        loop {
+            while segment.is_some_and(|segment| reach >= segment.start + segment.len) {
+                segment = segments.next();
             }
-            reach = segment.start + at.min(segment.len);
-            if at < segment.len {
-                break;
-            }
+            let Some(Segment { run, len, start, .. }) = segment.copied() else { return Ok(reach) };
+            reach = match self.held_until(tiers, slot, run, reach - start)? {
+                Some(until) => start + until.min(len),
+                None => match self.chunks_around(slot, reach).map(|chunk| chunk.to).max() {
+                    Some(to) => to,
+                    None => return Ok(reach),
+                },
+            };
         }
-        Ok(reach)
+    }
+
+    fn chunks_around(&self, slot: u8, at: u32) -> impl Iterator<Item = &OnPath> {
+        self.chunks.iter().filter(move |chunk| chunk.slot == slot && chunk.contains(at))
     }
 
     /// One past the last block of the stretch around `offset` that one of the tiers holds.
@@ -338,34 +403,36 @@ impl View<'_> {
     }
 
     /// The largest reach at which every group can go on: the engine's own joint answer.
-    fn joint(&mut self, tiers: &[Tier], full_reach: u32) -> Result<u32, Changed> {
+    fn joint(&mut self, tiers: &[Tier], full_reach: u32, windowed: bool) -> Result<u32, Changed> {
         let base = self.of.block_size;
-        let step = self
-            .groups()
-            .filter_map(|(_, group)| group.block_size.map(|size| size.get() / base.get()))
-            .max()
-            .unwrap_or(1)
-            .max(1);
+        let of_group = |(_, group): (u8, Group)| group.block_size.map(|size| size.get() / base.get());
+        let step = self.groups().filter_map(of_group).max().filter(|_| windowed).unwrap_or(1).max(1);
         self.usable.clear();
         self.usable.resize(full_reach as usize + 1, true);
-        for slot in 0..self.groups.len() {
-            let Some(rule) = Rule::of(&self.groups[slot], base) else { continue };
-            // At most MAX_GROUPS slots, so the number fits.
-            #[allow(clippy::cast_possible_truncation)]
-            self.rule_out(tiers, slot as u8, rule, full_reach)?;
+        for slot in 0..self.groups.slots() {
+            let group = *self.groups.of_slot(slot);
+            if !group.binds() {
+                continue;
+            }
+            if group.kind == AttentionKind::Full {
+                self.rule_out_cut_chunks(tiers, slot, full_reach)?;
+            } else if let Some(rule) = Rule::of(&group, base).filter(|_| windowed) {
+                self.rule_out(tiers, slot, rule, full_reach)?;
+            }
         }
         let mut reaches = (0..=full_reach / step).rev().map(|steps| steps * step);
         Ok(reaches.find(|&reach| self.usable[reach as usize]).unwrap_or_default())
     }
 
-    /// Marks the reaches at which this group lacks a block that it needs.
-    fn rule_out(&mut self, tiers: &[Tier], slot: u8, rule: Rule, full_reach: u32) -> Result<(), Changed> {
-        let Rule { blocks_per_group_block, needed } = rule;
+    /// How far a prompt must go for each of a group's blocks to be usable, as far as one is held: the end of the
+    /// block, or of the shortest chunk around it.
+    fn find_ends(&mut self, tiers: &[Tier], slot: u8, size: u32, full_reach: u32) -> Result<(), Changed> {
+        let mut ends = std::mem::take(self.ends);
+        ends.clear();
         let mut segments = self.path.iter();
         let mut segment = segments.next();
-        let mut run_length = 0;
-        for nth in 1..=full_reach / blocks_per_group_block {
-            let last = nth * blocks_per_group_block - 1;
+        for nth in 1..=full_reach / size {
+            let last = nth * size - 1;
             while segment.is_some_and(|segment| segment.start + segment.len <= last) {
                 segment = segments.next();
             }
@@ -373,9 +440,40 @@ impl View<'_> {
                 Some(segment) => self.held_until(tiers, slot, segment.run, last - segment.start)?.is_some(),
                 None => false,
             };
-            run_length = if held { run_length + 1 } else { 0 };
-            if run_length < needed.min(nth) {
-                self.usable[last as usize + 1] = false;
+            let in_chunk = || self.chunks_around(slot, last).map(|chunk| chunk.to).min();
+            ends.push(if held { last + 1 } else { in_chunk().unwrap_or(u32::MAX) });
+        }
+        *self.ends = ends;
+        Ok(())
+    }
+
+    /// Marks the reaches that end within a chunk without which something before them is missing.
+    fn rule_out_cut_chunks(&mut self, tiers: &[Tier], slot: u8, full_reach: u32) -> Result<(), Changed> {
+        if !self.chunks.iter().any(|chunk| chunk.slot == slot) {
+            return Ok(());
+        }
+        self.find_ends(tiers, slot, 1, full_reach)?;
+        let mut furthest = 0;
+        for (reach, end) in (1..).zip(self.ends.iter()) {
+            furthest = furthest.max(*end);
+            self.usable[reach as usize] &= furthest <= reach;
+        }
+        Ok(())
+    }
+
+    /// Marks the reaches at which this group lacks a block that it needs.
+    fn rule_out(&mut self, tiers: &[Tier], slot: u8, rule: Rule, full_reach: u32) -> Result<(), Changed> {
+        let Rule { blocks_per_group_block: size, needed } = rule;
+        self.find_ends(tiers, slot, size, full_reach)?;
+        let has_chunks = self.chunks.iter().any(|chunk| chunk.slot == slot);
+        let mut run_length = 0;
+        for (nth, end) in (1..).zip(self.ends.iter()) {
+            run_length = if *end == u32::MAX { 0 } else { run_length + 1 };
+            let wanted = needed.min(nth);
+            let reach = nth * size;
+            let window = &self.ends[(nth - wanted) as usize..nth as usize];
+            if run_length < wanted || has_chunks && window.iter().any(|end| *end > reach) {
+                self.usable[reach as usize] = false;
             }
         }
         Ok(())

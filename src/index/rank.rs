@@ -2,127 +2,212 @@
 //!
 //! Normally a rank holds a block under the tree's own name for it, announced once: then the tree's coverage
 //! says all there is to say and this file holds nothing. Everything else is *explicit*: other names for a
-//! content, one name for several contents, several announcements, blocks whose place is not known.
+//! content, several announcements, parts of chunks, blocks whose place is not known.
+//!
+//! A name says the prefix that ends at it: while a rank holds a placed name, that name has one place, in all
+//! layers.
 
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use hashbrown::{Equivalent, HashMap, HashSet};
+use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
+use super::RankSettings;
+use super::groups::Groups;
+use super::remembered::Remembered;
 use super::roster::Gauge;
 use super::tree::{Layer, Place, RunId};
-use super::{Announcements, GroupTag};
-use crate::block::{AttentionKind, BlockHash, BlockSize, ContentKey, ContentKeys, LocalBlockHash, Tier};
+use crate::block::{BlockHash, ContentKey, ContentKeys, LocalBlockHash, Tier};
 
-/// What a name stands for.
+/// What a name's announcement is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Content {
-    /// A block of the tree.
-    Placed(Place),
-    /// A block whose parent is not known yet.
-    Orphan(OrphanId),
-    /// Nothing but a name: a placeholder, or tokens that cannot be placed.
-    Nameless,
+pub(super) enum Shape {
+    /// A block that is usable by itself.
+    Block,
+    /// A block that is usable only with the rest of its chunk.
+    Part,
+    /// A chunk of several blocks under one name: that of the prefix that ends with it.
+    Chunk,
 }
 
-/// Contents that were announced under one name and not removed, oldest first. A removal takes the last.
-pub(super) type Announced = SmallVec<[(Content, u32); 1]>;
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct NameKey {
+/// Announcements of one name in one layer and shape that were not removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Said {
     pub(super) layer: Layer,
-    pub(super) name: BlockHash,
+    pub(super) shape: Shape,
+    /// The block, or a chunk's last one; `None` while it is not known.
+    pub(super) place: Option<Place>,
+    pub(super) count: u32,
 }
 
-/// [`NameKey`] by reference.
-#[derive(PartialEq, Eq, Hash)]
-pub(super) struct NameRef<'a> {
-    pub(super) layer: Layer,
-    pub(super) name: &'a BlockHash,
+/// All that was said of one name, oldest first. A removal takes the last of its layer.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Named {
+    pub(super) said: SmallVec<[Said; 1]>,
+    /// Chunks that are there for as long as this name is.
+    pub(super) chunks: SmallVec<[ChunkId; 1]>,
 }
 
-impl Equivalent<NameKey> for NameRef<'_> {
-    fn equivalent(&self, key: &NameKey) -> bool {
-        self.layer == key.layer && *self.name == key.name
+impl Named {
+    /// The block that the name means.
+    pub(super) fn block(&self) -> Option<Place> {
+        self.said.iter().filter(|said| said.shape != Shape::Chunk).find_map(|said| said.place)
+    }
+
+    /// The last block of the chunk that the name means.
+    pub(super) fn chunk(&self) -> Option<Place> {
+        self.said.iter().filter(|said| said.shape == Shape::Chunk).find_map(|said| said.place)
+    }
+
+    pub(super) fn is_in(&self, layer: Layer) -> bool {
+        self.said.iter().any(|said| said.layer == layer)
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.said.iter().any(|said| said.place.is_none())
     }
 }
 
-/// An attention group of a rank. Slot 0 is reserved for the first full-attention group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Group {
-    pub(super) idx: Option<u32>,
-    pub(super) kind: AttentionKind,
-    /// Tokens per block; `None` until a store said so.
-    pub(super) block_size: Option<BlockSize>,
+/// Names one chunk of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct ChunkId(u32);
+
+/// Several blocks that are usable together or not at all. It is there while all its names are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Chunk {
+    pub(super) layer: Layer,
+    pub(super) names: SmallVec<[BlockHash; 1]>,
+    /// Blocks that it has, as far as the prompt goes back so far.
+    pub(super) len: u32,
+    /// Its last block, once that is placed.
+    pub(super) end: Option<Place>,
 }
 
-/// Groups of one rank. vLLM's largest hybrid models have fewer than ten; the slot must fit a layer.
-const MAX_GROUPS: usize = 32;
+/// The chunks of one rank.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Chunks {
+    slots: Vec<Option<Chunk>>,
+    free: Vec<ChunkId>,
+}
+
+impl Chunks {
+    pub(super) fn get(&self, id: ChunkId) -> Option<&Chunk> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: ChunkId) -> Option<&mut Chunk> {
+        self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// Keeps a chunk. A rank has fewer than it has names, which are bounded.
+    pub(super) fn insert(&mut self, chunk: Chunk) -> ChunkId {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            // Bounded by the names of a rank.
+            #[allow(clippy::cast_possible_truncation)]
+            ChunkId(self.slots.len() as u32 - 1)
+        });
+        self.slots[id.0 as usize] = Some(chunk);
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: ChunkId) -> Option<Chunk> {
+        let chunk = self.slots.get_mut(id.0 as usize)?.take()?;
+        self.free.push(id);
+        if self.free.len() == self.slots.len() {
+            *self = Self::default();
+        }
+        Some(chunk)
+    }
+
+    pub(super) fn ids(&self) -> Vec<ChunkId> {
+        (0..).map(ChunkId).zip(&self.slots).filter(|(_, chunk)| chunk.is_some()).map(|(id, _)| id).collect()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Chunk> {
+        self.slots.iter_mut().flatten()
+    }
+}
+
+/// What a lower tier took in since it was empty.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Intake {
+    /// Names and blocks that were new to it.
+    pub(super) names: u64,
+    /// Something was removed from it.
+    pub(super) gave_back: bool,
+}
 
 /// Runs, announcements, groups and orphans of one rank.
 #[derive(Debug)]
 pub(super) struct Rank {
     pub(super) generation: u32,
-    pub(super) announcements: Announcements,
-    pub(super) groups: SmallVec<[Group; 1]>,
+    pub(super) settings: RankSettings,
+    pub(super) groups: Groups,
     /// Runs of which the rank holds anything, so that a clear costs the rank's own blocks.
     pub(super) runs: HashSet<RunId, RandomState>,
-    pub(super) explicit: HashMap<NameKey, Announced, RandomState>,
+    pub(super) explicit: HashMap<BlockHash, Named, RandomState>,
     /// Places that are held through explicit names alone, and how many announcements hold them.
     pub(super) pinned: HashMap<(Layer, Place), u32, RandomState>,
+    pub(super) chunks: Chunks,
     pub(super) orphans: Orphans,
+    pub(super) remembered: Remembered,
+    pub(super) intake: [Intake; Tier::ALL.len()],
     /// What readers see of the rank beside its blocks.
     pub(super) gauge: Arc<Gauge>,
     /// Readers were told of the rank's groups.
     pub(super) shown_layered: bool,
     /// Blocks held in all other layers.
     pub(super) cold_blocks: u64,
-    /// Names without a block in a windowed group, which a later store of the same name may place.
-    pub(super) nameless: u64,
+    /// Announcements by shape and layer that have no place yet.
+    pub(super) waiting: u64,
 }
 
 impl Rank {
-    pub(super) fn new(generation: u32, announcements: Announcements) -> Self {
+    pub(super) fn new(generation: u32, settings: RankSettings) -> Self {
         Self {
             generation,
-            announcements,
-            groups: SmallVec::from_elem(Group { idx: None, kind: AttentionKind::Full, block_size: None }, 1),
+            settings,
+            groups: Groups::default(),
             runs: HashSet::default(),
             explicit: HashMap::default(),
             pinned: HashMap::default(),
+            chunks: Chunks::default(),
             orphans: Orphans::default(),
+            remembered: Remembered::default(),
+            intake: Default::default(),
             gauge: Arc::default(),
             shown_layered: false,
             cold_blocks: 0,
-            nameless: 0,
+            waiting: 0,
         }
     }
 
     /// The same rank in an index whose runs have other numbers.
     pub(super) fn carried_over(&self, renamed: impl Fn(Place) -> Place) -> Self {
         let run = |id: &RunId| renamed(Place { run: *id, offset: 0 }).run;
-        let content = |content: Content| match content {
-            Content::Placed(place) => Content::Placed(renamed(place)),
-            other => other,
-        };
-        let announced = |announced: &Announced| -> Announced {
-            announced.iter().map(|(of, count)| (content(*of), *count)).collect()
-        };
-        let gauge = Arc::new(Gauge::default());
-        gauge.add(i64::try_from(self.gauge.blocks()).unwrap_or(i64::MAX));
+        let mut explicit = self.explicit.clone();
+        for said in explicit.values_mut().flat_map(|named| &mut named.said) {
+            said.place = said.place.map(&renamed);
+        }
+        let mut chunks = self.chunks.clone();
+        chunks.iter_mut().for_each(|chunk| chunk.end = chunk.end.map(&renamed));
         Self {
             generation: self.generation,
-            announcements: self.announcements,
+            settings: self.settings,
             groups: self.groups.clone(),
             runs: self.runs.iter().map(run).collect(),
-            explicit: self.explicit.iter().map(|(key, of)| (key.clone(), announced(of))).collect(),
+            explicit,
             pinned: self.pinned.iter().map(|((layer, of), count)| ((*layer, renamed(*of)), *count)).collect(),
+            chunks,
             orphans: self.orphans.clone(),
-            gauge,
+            remembered: self.remembered.renamed(&renamed),
+            intake: self.intake,
+            gauge: Arc::new(self.gauge.copied()),
             shown_layered: false,
             cold_blocks: self.cold_blocks,
-            nameless: self.nameless,
+            waiting: self.waiting,
         }
     }
 
@@ -133,68 +218,77 @@ impl Rank {
 
     /// Whether anything but device blocks of one full-attention group is held.
     pub(super) fn is_layered(&self) -> bool {
-        self.cold_blocks > 0 || self.groups.len() > 1
+        self.cold_blocks > 0 || self.groups.slots() > 1
     }
 
-    /// The slot of the group that a store names, made if it is new; `None` past the limit on groups.
-    ///
-    /// Where no kind is given, group 0 or no group is full attention and others are left out.
-    pub(super) fn slot_for_store(&mut self, tag: GroupTag) -> Option<u8> {
-        let idx = tag.idx.unwrap_or(0);
-        if let Some(slot) = self.slot_of(idx) {
-            let group = &mut self.groups[usize::from(slot)];
-            // The first kind stays for slot 0: its layer is what queries ask about first.
-            if slot > 0
-                && let Some(kind) = tag.kind
-            {
-                group.kind = kind;
-            }
-            return Some(slot);
-        }
-        let assumed = if idx == 0 { AttentionKind::Full } else { AttentionKind::Unknown };
-        let group = Group { idx: Some(idx), kind: tag.kind.unwrap_or(assumed), block_size: None };
-        if group.kind == AttentionKind::Full && self.groups[0].idx.is_none() {
-            self.groups[0] = group;
-            return Some(0);
-        }
-        if self.groups.len() >= MAX_GROUPS {
-            return None;
-        }
-        self.groups.push(group);
-        u8::try_from(self.groups.len() - 1).ok()
+    /// Whether the rank holds nothing at all, not even a name.
+    pub(super) fn is_empty(&self) -> bool {
+        self.explicit.is_empty() && self.gauge.blocks() == 0 && self.cold_blocks == 0
     }
 
-    /// The slot of a group that has stored something; removals carry only the number.
-    pub(super) fn slot_of(&self, idx: u32) -> Option<u8> {
-        let at = self.groups.iter().position(|group| group.idx == Some(idx))?;
-        u8::try_from(at).ok()
-    }
-
-    /// What the name stands for in this layer, if it is explicit.
-    pub(super) fn announced(&self, layer: Layer, name: &BlockHash) -> Option<&Announced> {
+    /// What was said of the name, if it is explicit.
+    pub(super) fn named(&self, name: &BlockHash) -> Option<&Named> {
         if self.explicit.is_empty() {
             return None;
         }
-        self.explicit.get(&NameRef { layer, name })
+        self.explicit.get(name)
     }
 
-    /// All layers that the rank may hold something in.
-    pub(super) fn layers(&self) -> impl Iterator<Item = Layer> + use<> {
-        // At most MAX_GROUPS slots, so the count fits.
-        #[allow(clippy::cast_possible_truncation)]
-        let slots = self.groups.len() as u8;
-        Tier::ALL.into_iter().flat_map(move |tier| (0..slots).map(move |slot| Layer { tier, slot }))
+    /// Whether the name is explicit in this layer.
+    pub(super) fn is_said(&self, layer: Layer, name: &BlockHash) -> bool {
+        self.named(name).is_some_and(|named| named.is_in(layer))
     }
 
-    /// Forgets everything but what the rank's engine is: its groups and the way it announces.
+    /// Places that are kept alive for the rank beside what it covers.
+    pub(super) fn kept(&self) -> impl Iterator<Item = Place> {
+        let said = self.explicit.values().flat_map(|named| &named.said);
+        let parts = said.filter(|said| said.shape != Shape::Block).filter_map(|said| said.place);
+        parts.chain(self.remembered.places())
+    }
+
+    /// Forgets what was said of one tier. Places that were kept alive for it are added to `kept`; what the rank
+    /// covers there is the caller's.
+    pub(super) fn forget_tier(&mut self, tier: Tier, kept: &mut Vec<Place>) {
+        self.pinned.retain(|(layer, _), _| layer.tier != tier);
+        for id in self.chunks.ids() {
+            if self.chunks.get(id).is_none_or(|chunk| chunk.layer.tier != tier) {
+                continue;
+            }
+            for name in self.chunks.remove(id).into_iter().flat_map(|chunk| chunk.names) {
+                if let Some(named) = self.explicit.get_mut(&name) {
+                    named.chunks.retain(|of| *of != id);
+                }
+            }
+        }
+        let (waiting, orphans) = (&mut self.waiting, &mut self.orphans);
+        self.explicit.retain(|name, named| {
+            let waited = named.waits();
+            named.said.retain(|said| {
+                let goes = said.layer.tier == tier;
+                if goes && said.place.is_none() {
+                    *waiting -= 1;
+                }
+                if goes && said.shape != Shape::Block {
+                    kept.extend(said.place);
+                }
+                !goes
+            });
+            if waited && !named.waits() {
+                orphans.drop_named(name);
+            }
+            !named.said.is_empty()
+        });
+        self.intake[tier as usize] = Intake::default();
+        self.gauge.reset_tier(tier);
+    }
+
+    /// Forgets everything but how the rank is set up: a process that restarted has no groups yet either.
     pub(super) fn forget(&mut self) {
-        self.runs = HashSet::default();
-        self.explicit = HashMap::default();
-        self.pinned = HashMap::default();
-        self.orphans = Orphans::default();
-        self.gauge.reset();
-        self.cold_blocks = 0;
-        self.nameless = 0;
+        let gauge = Arc::clone(&self.gauge);
+        gauge.reset();
+        let remembered = self.remembered.emptied();
+        let shown_layered = self.shown_layered;
+        *self = Self { gauge, remembered, shown_layered, ..Self::new(self.generation, self.settings) };
     }
 }
 
@@ -212,15 +306,13 @@ pub(super) enum OrphanContent {
     Local(LocalBlockHash),
 }
 
-/// A block whose parent is not known.
+/// What a name may turn out to mean: a block whose parent is not known.
 #[derive(Clone, Debug)]
 pub(super) struct Orphan {
     pub(super) name: BlockHash,
     pub(super) parent: BlockHash,
     pub(super) content: OrphanContent,
     pub(super) keys: ContentKeys,
-    /// Announcements per layer.
-    pub(super) holds: SmallVec<[(Layer, u32); 1]>,
 }
 
 impl Orphan {
@@ -240,6 +332,7 @@ pub(super) struct Orphans {
     slots: Vec<Option<Orphan>>,
     free: Vec<OrphanId>,
     waiting: HashMap<BlockHash, SmallVec<[OrphanId; 1]>, RandomState>,
+    by_name: HashMap<BlockHash, SmallVec<[OrphanId; 1]>, RandomState>,
     bytes: usize,
 }
 
@@ -248,20 +341,12 @@ pub(super) struct Orphans {
 const MAX_ORPHAN_BYTES: usize = 4 << 20;
 
 impl Orphans {
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     pub(super) fn get(&self, id: OrphanId) -> Option<&Orphan> {
         self.slots.get(id.0 as usize)?.as_ref()
-    }
-
-    pub(super) fn get_mut(&mut self, id: OrphanId) -> Option<&mut Orphan> {
-        self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
     /// The orphan with this name, parent and content, if it is kept.
@@ -291,6 +376,7 @@ impl Orphans {
             }
         };
         self.waiting.entry(orphan.parent.clone()).or_default().push(id);
+        self.by_name.entry(orphan.name.clone()).or_default().push(id);
         self.slots[id.0 as usize] = Some(orphan);
         Some(id)
     }
@@ -299,10 +385,12 @@ impl Orphans {
         let orphan = self.slots.get_mut(id.0 as usize)?.take()?;
         self.bytes -= orphan.bytes();
         self.free.push(id);
-        if let Some(waiting) = self.waiting.get_mut(&orphan.parent) {
-            waiting.retain(|of| *of != id);
-            if waiting.is_empty() {
-                self.waiting.remove(&orphan.parent);
+        for (ids, key) in [(&mut self.waiting, &orphan.parent), (&mut self.by_name, &orphan.name)] {
+            if let Some(of_key) = ids.get_mut(key) {
+                of_key.retain(|of| *of != id);
+                if of_key.is_empty() {
+                    ids.remove(key);
+                }
             }
         }
         if self.waiting.is_empty() {
@@ -314,5 +402,12 @@ impl Orphans {
     /// One orphan that waits for this parent.
     pub(super) fn next_child(&self, parent: &BlockHash) -> Option<OrphanId> {
         self.waiting.get(parent)?.first().copied()
+    }
+
+    /// Drops all that this name might have meant.
+    pub(super) fn drop_named(&mut self, name: &BlockHash) {
+        for id in self.by_name.get(name).cloned().unwrap_or_default() {
+            self.remove(id);
+        }
     }
 }

@@ -4,17 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use smallvec::SmallVec;
-
+use super::groups::Groups;
 use super::published::{Pin, Published};
-use super::rank::Group;
+use super::rank::Rank;
 use super::version::Version;
+use super::{ScoredTiers, TierSize};
+use crate::block::Tier;
 use crate::ids::RankSlot;
 
 /// Numbers of one rank that change without the roster.
 #[derive(Default, Debug)]
 pub(super) struct Gauge {
     blocks: AtomicU64,
+    /// Blocks of the first full-attention group in the lower tiers; the device's are above.
+    lower: [AtomicU64; Tier::ALL.len()],
+    /// Names without a block, by tier.
+    nameless: [AtomicU64; Tier::ALL.len()],
 }
 
 impl Gauge {
@@ -30,7 +35,47 @@ impl Gauge {
 
     pub(super) fn reset(&self) {
         self.blocks.store(0, Relaxed);
+        self.lower.iter().chain(&self.nameless).for_each(|count| count.store(0, Relaxed));
     }
+
+    pub(super) fn reset_tier(&self, tier: Tier) {
+        if tier == Tier::Device {
+            self.blocks.store(0, Relaxed);
+        }
+        self.lower[tier as usize].store(0, Relaxed);
+        self.nameless[tier as usize].store(0, Relaxed);
+    }
+
+    /// The same for a tier below the device.
+    pub(super) fn add_lower(&self, tier: Tier, blocks: i64) {
+        change(&self.lower[tier as usize], blocks);
+    }
+
+    pub(super) fn add_nameless(&self, tier: Tier, names: i64) {
+        change(&self.nameless[tier as usize], names);
+    }
+
+    pub(super) fn size(&self, tier: Tier) -> TierSize {
+        let blocks = match tier {
+            Tier::Device => self.blocks(),
+            lower => self.lower[lower as usize].load(Relaxed),
+        };
+        TierSize { blocks, nameless: self.nameless[tier as usize].load(Relaxed) }
+    }
+
+    pub(super) fn copied(&self) -> Self {
+        let copy = |count: &AtomicU64| AtomicU64::new(count.load(Relaxed));
+        Self {
+            blocks: copy(&self.blocks),
+            lower: std::array::from_fn(|at| copy(&self.lower[at])),
+            nameless: std::array::from_fn(|at| copy(&self.nameless[at])),
+        }
+    }
+}
+
+// One thread writes.
+fn change(count: &AtomicU64, by: i64) {
+    count.store(count.load(Relaxed).saturating_add_signed(by), Relaxed);
 }
 
 /// A rank as readers see it.
@@ -39,7 +84,17 @@ pub(super) struct RankView {
     pub(super) slot: RankSlot,
     pub(super) gauge: Arc<Gauge>,
     /// Its groups, if it holds more than device blocks of one group.
-    pub(super) layers: Option<Arc<SmallVec<[Group; 1]>>>,
+    pub(super) layers: Option<Arc<Groups>>,
+    pub(super) scored: ScoredTiers,
+    /// A tier that is being cleared: the rank holds nothing there, whatever the runs still say.
+    pub(super) hidden: Option<Tier>,
+}
+
+impl RankView {
+    pub(super) fn new(slot: RankSlot, rank: &Rank) -> Self {
+        let gauge = Arc::clone(&rank.gauge);
+        Self { slot, gauge, layers: None, scored: rank.settings.scored, hidden: None }
+    }
 }
 
 /// Ranks by the index of their slot.

@@ -13,7 +13,7 @@ use super::intervals::{INLINE_RANKS, INLINE_WORDS, Intervals, Partial};
 use super::published::{Blocks, BlocksView, HEADER, Pin, Published, SoleWriter, prefetch};
 use super::tree::Layer;
 use super::version::Version;
-use crate::block::{LocalBlockHash, SequenceHash};
+use crate::block::{LocalBlockHash, SequenceHash, Tier};
 
 /// Blocks of one run: 18 bits of a table entry say where in its run a block lies. Two million tokens at 16 a
 /// block; longer prompts go on in a second run.
@@ -40,6 +40,18 @@ pub(super) struct Ext {
     /// Full holds of ranks from 256 on.
     wide: Vec<u64>,
     pub(super) cold: Vec<(Layer, Coverage)>,
+    pub(super) chunks: Vec<ChunkHold>,
+}
+
+/// A rank's hold on a chunk that ends in the run: several blocks that are usable together or not at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ChunkHold {
+    pub(super) layer: Layer,
+    pub(super) rank: u32,
+    /// The chunk's last block.
+    pub(super) offset: u32,
+    /// Blocks of the chunk; those before the run's first lie in the runs before it.
+    pub(super) len: u32,
 }
 
 /// Consecutive blocks and who holds them.
@@ -530,6 +542,44 @@ impl Run {
         });
     }
 
+    /// Chunks that end in the run.
+    pub(super) fn chunks<'p>(&self, pin: &'p Pin) -> &'p [ChunkHold] {
+        self.ext(pin).map_or(&[], |ext| &ext.chunks)
+    }
+
+    pub(super) fn add_chunk(&self, chunk: ChunkHold, pin: &Pin) {
+        self.change_ext(pin, |ext| ext.chunks.push(chunk));
+    }
+
+    pub(super) fn remove_chunk(&self, chunk: ChunkHold, pin: &Pin) {
+        self.change_ext(pin, |ext| {
+            if let Some(at) = ext.chunks.iter().position(|of| *of == chunk) {
+                ext.chunks.swap_remove(at);
+            }
+        });
+    }
+
+    /// Takes the rank out of a tier's layers other than the hot one, or of all of them; returns how many blocks
+    /// it had, those of chunks included.
+    pub(super) fn release_cold(&self, rank: u32, tier: Option<Tier>, pin: &Pin) -> u64 {
+        if self.ext(pin).is_none() {
+            return 0;
+        }
+        let (len, mut gone) = (self.len(), 0);
+        let is_meant = |layer: Layer| tier.is_none_or(|tier| layer.tier == tier);
+        self.change_ext(pin, |ext| {
+            for (_, coverage) in ext.cold.iter_mut().filter(|(layer, _)| is_meant(*layer)) {
+                gone += u64::from(coverage.remove_rank(rank, len));
+            }
+            ext.chunks.retain(|chunk| {
+                let goes = chunk.rank == rank && is_meant(chunk.layer);
+                gone += if goes { u64::from(chunk.len) } else { 0 };
+                !goes
+            });
+        });
+        gone
+    }
+
     fn change_ext(&self, pin: &Pin, change: impl FnOnce(&mut Ext)) {
         let mut ext = self.ext(pin).cloned().unwrap_or_default();
         change(&mut ext);
@@ -542,14 +592,17 @@ impl Run {
         while ext.wide.last() == Some(&0) {
             ext.wide.pop();
         }
-        let needed = !ext.cold.is_empty() || !ext.wide.is_empty();
+        let needed = !ext.cold.is_empty() || !ext.wide.is_empty() || !ext.chunks.is_empty();
         self.ext.replace(needed.then_some(ext), pin);
     }
 
     /// Live bytes of the buffers, without the header.
     pub(super) fn bytes(&self, pin: &Pin) -> usize {
         let ext = self.ext(pin).map_or(0, |ext| {
-            size_of::<Ext>() + ext.wide.len() * 8 + ext.cold.len() * size_of::<(Layer, Coverage)>()
+            size_of::<Ext>()
+                + ext.wide.len() * 8
+                + ext.cold.len() * size_of::<(Layer, Coverage)>()
+                + ext.chunks.len() * size_of::<ChunkHold>()
         });
         self.blocks.load(pin).bytes() + self.intervals.bytes(pin) + ext
     }

@@ -4,6 +4,7 @@
 //! splits nothing, and a block's place never changes while anyone holds it. Runs are cut where nobody
 //! reaches any more, and go when they are empty; both without recursion.
 
+mod chunks;
 mod names;
 
 use std::hash::BuildHasher;
@@ -184,6 +185,14 @@ pub(super) enum Extended {
     Appended(Place),
 }
 
+impl Extended {
+    pub(super) fn place(self) -> Place {
+        match self {
+            Self::Known(place) | Self::NewRun(place) | Self::Appended(place) => place,
+        }
+    }
+}
+
 /// The writer's side of the tree.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -256,7 +265,9 @@ impl Tree {
     pub(super) fn covers_any(&self, rank: u32, id: RunId, pin: &Pin) -> bool {
         let run = self.run(id);
         let cold = || run.ext(pin).into_iter().flat_map(|ext| &ext.cold);
-        run.holds_any(rank, pin) || cold().any(|(_, coverage)| coverage.contains_any(rank))
+        run.holds_any(rank, pin)
+            || cold().any(|(_, coverage)| coverage.contains_any(rank))
+            || run.chunks(pin).iter().any(|chunk| chunk.rank == rank)
     }
 
     /// The layers in which the rank holds something of the run.
@@ -293,17 +304,6 @@ impl Tree {
         }
         let len = run.len();
         run.change_layer(layer, pin, |coverage| coverage.remove(rank, from, to, len))
-    }
-
-    /// Takes the rank out of a run, in all layers.
-    pub(super) fn release_run(&mut self, id: RunId, rank: u32, pin: &Pin) {
-        let run = self.change(id);
-        let len = run.len();
-        run.release_rank(rank, pin);
-        run.change_cold(pin, |coverage| {
-            coverage.remove_rank(rank, len);
-        });
-        self.trim(id, pin);
     }
 
     /// Ends an event: readers see all of it from now on.
@@ -380,7 +380,7 @@ impl Tree {
 
     /// Makes a run as it was dumped, its parent renamed. The runs' versions stay open.
     pub(super) fn restore_run(&mut self, dumped: DumpedRun, pin: &Pin) -> RunId {
-        let DumpedRun { parent, isolation, locals, names, holders } = dumped;
+        let DumpedRun { parent, isolation, locals, names, holders, chunks } = dumped;
         let before = parent.map(|place| self.sequence(place, pin));
         let bytes = BlockHash::Bytes(Box::default());
         let kind = matches!(names, DumpedNames::Any { bytes: true, .. }).then_some(&bytes);
@@ -396,6 +396,7 @@ impl Tree {
                 self.hold(layer, rank, id, from, to.min(len), pin);
             }
         }
+        chunks.into_iter().for_each(|chunk| self.hold_chunk(id, chunk, pin));
         id
     }
 

@@ -9,6 +9,7 @@ mod content;
 mod deadlines;
 mod reports;
 mod stream;
+mod tiers;
 mod view;
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,6 +21,8 @@ use bytes::Bytes;
 pub use self::adapters::LearntAdapters;
 use self::deadlines::Deadlines;
 use self::stream::{Buffers, Stream};
+pub use self::tiers::TierSet;
+use self::tiers::Tiers;
 pub use self::view::{
     ContentCounters, FleetView, Named, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
 };
@@ -356,6 +359,11 @@ impl Indexer {
                 && let Some(stream) = self.sources.get(rank).and_then(|source| self.streams.get_mut(source))
             {
                 stream.plan = plan.clone();
+                let Some(spec) = self.fleet.worker(&rank.worker) else { continue };
+                stream.tiers.follow(spec, self.fleet.capacity_blocks(rank).blocks());
+                if let Some(pool) = self.pools.get_mut(&change.pool) {
+                    pool.index.write().score_tiers(stream.slot, Tiers::scored(spec));
+                }
             }
         }
     }
@@ -378,7 +386,9 @@ impl Indexer {
             let (index, reader) = index::new(spec.block_size);
             Pool { index, reader, adapters: Arc::default() }
         });
-        let slot = pool.index.write().add_rank(spec.announcements);
+        let capacity = self.fleet.capacity_blocks(&plan.rank).blocks();
+        let slot = pool.index.write().add_rank(Tiers::settings(spec, capacity));
+        let tiers = Tiers::new(spec, capacity);
         let source = SourceId(self.next_source);
         self.next_source += 1;
         let order = SequencerConfig {
@@ -394,7 +404,7 @@ impl Indexer {
         let status = Arc::new(RankStatus::new(Reasons::NONE));
         let sequencer = Sequencer::new(order, now);
         let adapters = Arc::clone(&pool.adapters);
-        let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer, adapters);
+        let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer, adapters, tiers);
         stream.publish();
         self.deadlines.set(source, stream.sequencer.next_deadline());
         self.streams.insert(source, stream);

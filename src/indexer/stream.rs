@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::adapters::LearntAdapters;
 use super::content;
+use super::tiers::Tiers;
 use super::view::{ContentCounters, RankReport, RankStatus};
 use crate::block::{BlockHash, ContentKeys, Tier};
 use crate::events::order::{Batch, Step};
@@ -15,7 +16,7 @@ use crate::events::{
 };
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
-use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, WriteSection};
+use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, Stored, WriteSection};
 use crate::trust::{MayErr, Reason, ReasonCounts, Reasons, Trust};
 
 /// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
@@ -47,6 +48,7 @@ pub(super) struct Stream {
     given: ReasonCounts,
     /// Its pool's.
     adapters: Arc<LearntAdapters>,
+    pub(super) tiers: Tiers,
 }
 
 /// Buffers that outlive a message.
@@ -58,6 +60,7 @@ pub(super) struct Buffers {
 }
 
 impl Stream {
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         plan: RankPlan,
         pool: PoolKey,
@@ -65,6 +68,7 @@ impl Stream {
         status: Arc<RankStatus>,
         sequencer: Sequencer,
         adapters: Arc<LearntAdapters>,
+        tiers: Tiers,
     ) -> Self {
         Self {
             plan,
@@ -77,6 +81,7 @@ impl Stream {
             content_reasons: Reasons::NONE,
             given: ReasonCounts::default(),
             adapters,
+            tiers,
         }
     }
 
@@ -99,6 +104,7 @@ impl Stream {
     /// The rank is empty, or its process is another: what was lost before no longer matters.
     pub(super) fn lift_content_reasons(&mut self) {
         self.content_reasons = self.content_reasons.without(Reasons::lifted_by_clear());
+        self.tiers.emptied();
     }
 
     pub(super) fn on_connected(&mut self, now: Moment, steps: &mut Vec<Step>) {
@@ -185,13 +191,12 @@ impl Stream {
         section.apply_each(&decoded.events, leads, |section, event| match event {
             KvEvent::Stored(stored) => self.store(stored, section, keys),
             KvEvent::Removed(removed) => self.remove(removed, section),
-            // The index has no clear of one tier yet.
-            KvEvent::Cleared(Some(_)) => self.counters.clears += 1,
-            KvEvent::Cleared(None) => {
-                section.clear_rank(self.slot);
+            KvEvent::Cleared(medium) => {
                 self.counters.clears += 1;
-                self.sequencer.on_cleared(batch.seq);
-                self.lift_content_reasons();
+                if self.tiers.clear(*medium, self.slot, section) {
+                    self.sequencer.on_cleared(batch.seq);
+                    self.lift_content_reasons();
+                }
             }
         });
     }
@@ -217,6 +222,9 @@ impl Stream {
             block_size: event.block_size,
             isolation,
             keys,
+            history_complete: event.tier == Tier::Device
+                || event.parent_block_hash.is_some()
+                || !self.reasons().may_miss(),
         };
         match section.store(self.slot, &request) {
             Ok(stored) => {
@@ -227,8 +235,15 @@ impl Stream {
                 self.counters.stored_blocks += blocks;
                 self.counters.orphan_blocks += stored.orphans;
                 self.counters.orphans_dropped += stored.orphans_dropped;
+                self.counters.contradicted_names += stored.contradicted;
                 if event.tier == Tier::Other {
                     self.counters.other_medium_blocks += blocks;
+                }
+                for (reason, times) in doubts(&stored, &event.tokens) {
+                    self.give(reason, u32::try_from(times).unwrap_or(u32::MAX));
+                }
+                if event.tier != Tier::Device && self.tiers.took_in(event.tier, self.slot, section) {
+                    self.give(Reason::NoRemovals, 1);
                 }
             }
             Err(refusal) => {
@@ -244,6 +259,10 @@ impl Stream {
         let removed = section.remove(self.slot, event.tier, event.group_idx, &event.block_hashes);
         self.counters.removed_blocks += event.block_hashes.len() as u64 - removed.unknown;
         self.counters.unknown_removals += removed.unknown;
+        let gave_back = removed.unknown < event.block_hashes.len() as u64;
+        if gave_back && self.tiers.gave_back(event.tier) {
+            self.content_reasons.remove(Reason::NoRemovals);
+        }
     }
 
     /// What stands against believing the rank's view.
@@ -270,6 +289,7 @@ impl Stream {
             held_bytes: self.sequencer.held_bytes() as u64,
             content: self.counters,
             given: self.given,
+            without_removals: self.tiers.without_removals(),
         };
         self.status.publish(self.reasons(), self.sequencer.last_heard(), report);
     }
@@ -305,4 +325,17 @@ fn skip_reason(refusal: StoreRefusal) -> Option<Reason> {
         // The stream goes before its slot does.
         StoreRefusal::UnknownRank => None,
     }
+}
+
+/// What a store that was taken in gives reason to doubt, and how often. A placeholder that names nothing known
+/// can only miss in its own tier, and gives none.
+fn doubts(stored: &Stored, tokens: &EventTokens) -> impl Iterator<Item = (Reason, u64)> {
+    let unusable = if matches!(tokens, EventTokens::Unusable) { stored.nameless } else { 0 };
+    [
+        (Reason::OrphansDropped, stored.orphans_dropped),
+        (Reason::ContradictedName, stored.device_contradicted),
+        (Reason::UnusableTokens, unusable),
+    ]
+    .into_iter()
+    .filter(|(_, times)| *times > 0)
 }

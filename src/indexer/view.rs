@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::adapters::LearntAdapters;
+use super::tiers::TierSet;
 use crate::block::BlockSize;
 use crate::events::order::StreamCounters;
 use crate::fleet::{Capacity, Fleet, PoolKey, RankPlan, WorkerSpec};
@@ -273,6 +274,8 @@ pub struct RankReport {
     pub content: ContentCounters,
     /// How often each reason was given, since the rank was declared.
     pub given: ReasonCounts,
+    /// The tiers that [`Reason::NoRemovals`](crate::trust::Reason::NoRemovals) speaks of.
+    pub without_removals: TierSet,
 }
 
 impl RankReport {
@@ -309,6 +312,8 @@ pub struct ContentCounters {
     pub stored_blocks: u64,
     /// Names removed.
     pub removed_blocks: u64,
+    /// Names stored as another block than the one that the rank holds under them.
+    pub contradicted_names: u64,
     /// Clears.
     pub clears: u64,
     /// Stores whose hashes are not chained (SGLang before 0.5.6): their engine is too old to be indexed.
@@ -328,6 +333,7 @@ impl ContentCounters {
             (&mut self.other_medium_blocks, other.other_medium_blocks),
             (&mut self.stored_blocks, other.stored_blocks),
             (&mut self.removed_blocks, other.removed_blocks),
+            (&mut self.contradicted_names, other.contradicted_names),
             (&mut self.clears, other.clears),
             (&mut self.unchained_stores, other.unchained_stores),
         ] {

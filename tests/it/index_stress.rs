@@ -99,6 +99,7 @@ impl Subject {
                     block_size: BLOCK_SIZE,
                     isolation: Isolation::default(),
                     keys: &[],
+                    history_complete: true,
                 };
                 section.store(self.slots[rank], &request).unwrap();
             }

@@ -118,6 +118,7 @@ impl Contender for Rankwise {
                                 block_size: BLOCK_SIZE,
                                 isolation: Isolation::default(),
                                 keys: &[],
+                                history_complete: true,
                             };
                             // A refusal shows as a wrong answer.
                             let _ = section.store(ranks[*rank], &request);

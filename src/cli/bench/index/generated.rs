@@ -140,6 +140,7 @@ impl Ready {
                         block_size,
                         isolation: Isolation::default(),
                         keys: &[],
+                        history_complete: true,
                     };
                     // What is refused shows in the comparison with the truth.
                     let _ = black_box(section.store(self.slot, &request));
