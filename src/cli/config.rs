@@ -5,19 +5,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rankwise::block::{Announcements, BlockSize};
 use rankwise::events::order::OnLoss;
-use rankwise::fleet::{
-    Balance, CapacitySpec, DpMode, Endpoints, EngineStyle, EventsFrom, PoolKey, Ranks, Role, WorkerSpec,
-};
-use rankwise::ids::DpRank;
+use rankwise::fleet::WorkerSpec;
 use rankwise::index::HybridRule;
 use rankwise::indexer;
-use rankwise::ingest::LoadStatBinding;
-use rankwise::load::{Admission, BusyThreshold, LoadMode, WorkerUrl};
+use rankwise::load::{Admission, BusyThreshold, LoadMode};
 use rankwise::routing::{Policy, RouterConfig};
-use rankwise::service::ServiceConfig;
-use rankwise::telemetry::{Binding, FeedConfig};
+use rankwise::service::{ServiceConfig, StrictWorkerFields, WorkerFields};
+use rankwise::telemetry::FeedConfig;
 use serde::Deserialize;
 
 use super::running::Telemetry;
@@ -37,7 +32,7 @@ pub struct ConfigFile {
     load: LoadTable,
     telemetry: TelemetryTable,
     models: Vec<ModelTable>,
-    workers: Vec<WorkerTable>,
+    workers: Vec<StrictWorkerFields>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -120,47 +115,6 @@ struct ModelTable {
     model: String,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WorkerTable {
-    id: String,
-    model: String,
-    group: Option<String>,
-    block_size: u32,
-    #[serde(default)]
-    start: u32,
-    size: u32,
-    /// Base endpoint: rank N publishes on its port plus N.
-    events: Option<String>,
-    #[serde(default)]
-    events_per_rank: BTreeMap<String, String>,
-    replay: Option<String>,
-    #[serde(default)]
-    replay_per_rank: BTreeMap<String, String>,
-    #[serde(default)]
-    topic: String,
-    /// The worker publishes no events.
-    #[serde(default)]
-    no_events: bool,
-    http_endpoint: Option<String>,
-    /// Where its load can be asked for: `http://…` or `grpc://…`, with `@rank` behind it for one rank.
-    loads: Option<String>,
-    /// Base endpoint of its load sockets: rank N publishes on its port plus N.
-    load_stat: Option<String>,
-    #[serde(default)]
-    load_stat_per_rank: BTreeMap<String, String>,
-    role: Option<RoleName>,
-    balance: Option<BalanceName>,
-    engine: Option<EngineName>,
-    announcements: Option<AnnouncementsName>,
-    dp_mode: Option<DpModeName>,
-    capacity_blocks_per_rank: Option<u64>,
-    capacity_blocks_all_ranks: Option<u64>,
-    max_running_requests: Option<u64>,
-    #[serde(default)]
-    taints: Vec<String>,
-}
-
 /// Names at the boundary and what they stand for.
 macro_rules! names {
     ($($name:ident for $of:ty { $($variant:ident => $meaning:expr),+ $(,)? })+) => {$(
@@ -179,15 +133,6 @@ macro_rules! names {
 names! {
     OnLossName for OnLoss { Keep => OnLoss::Keep, Clear => OnLoss::Clear }
     HybridName for HybridRule { Joint => HybridRule::Joint, FullAttention => HybridRule::FullAttention }
-    RoleName for Role { Prefill => Role::Prefill, Decode => Role::Decode, Both => Role::Both }
-    BalanceName for Balance {
-        Internal => Balance::Internal, Hybrid => Balance::Hybrid, External => Balance::External,
-    }
-    EngineName for EngineStyle { Vllm => EngineStyle::Vllm, Sglang => EngineStyle::Sglang }
-    AnnouncementsName for Announcements {
-        Counted => Announcements::Counted, Set => Announcements::Set,
-    }
-    DpModeName for DpMode { Pure => DpMode::Pure, Attention => DpMode::Attention }
 }
 
 impl ConfigFile {
@@ -317,9 +262,6 @@ impl ConfigFile {
             let token = std::env::var(name);
             fetch.token = Some(token.with_context(|| format!("[telemetry] token_from names {name:?}"))?);
         }
-        for table in &self.workers {
-            table.bind(&mut telemetry).with_context(|| format!("worker {:?}", table.id))?;
-        }
         Ok(telemetry)
     }
 
@@ -333,80 +275,14 @@ impl ConfigFile {
     /// # Errors
     /// A worker that cannot be declared, by its id.
     pub fn workers(&self) -> Result<Vec<WorkerSpec>> {
-        self.workers
-            .iter()
-            .map(|table| table.spec().with_context(|| format!("worker {:?}", table.id)))
-            .collect()
-    }
-}
-
-impl WorkerTable {
-    fn spec(&self) -> Result<WorkerSpec> {
-        let block_size = BlockSize::new(self.block_size).context("block_size is 0; give the engine's own")?;
-        let pool = PoolKey::new(&self.model, self.group.as_deref());
-        let ranks = Ranks::range(self.start, self.size)?;
-        let mut spec = WorkerSpec::new(self.id.as_str(), pool, block_size, ranks).events(self.events()?);
-        spec.http_endpoint.clone_from(&self.http_endpoint);
-        set(&mut spec.role, self.role.map(Into::into));
-        set(&mut spec.balance, self.balance.map(Into::into));
-        set(&mut spec.engine, self.engine.map(Into::into));
-        set(&mut spec.announcements, self.announcements.map(Into::into));
-        set(&mut spec.dp_mode, self.dp_mode.map(Into::into));
-        spec.max_running_requests = self.max_running_requests;
-        spec.capacity = match (self.capacity_blocks_per_rank, self.capacity_blocks_all_ranks) {
-            (Some(_), Some(_)) => {
-                bail!("capacity_blocks_per_rank and capacity_blocks_all_ranks are both given; give one")
-            }
-            (Some(blocks), None) => Some(CapacitySpec::per_rank(blocks)),
-            (None, Some(blocks)) => Some(CapacitySpec::aggregate(blocks)),
-            (None, None) => None,
+        let spec = |StrictWorkerFields(fields): &StrictWorkerFields| {
+            fields
+                .configured()
+                .map_err(|why| anyhow!("{why}"))
+                .with_context(|| format!("worker {:?}", fields.id_text()))
         };
-        spec.taints = self.taints.iter().cloned().collect();
-        Ok(spec)
+        self.workers.iter().map(spec).collect()
     }
-
-    fn bind(&self, telemetry: &mut Telemetry) -> Result<()> {
-        if let Some(loads) = &self.loads {
-            let url = WorkerUrl::parse(loads).context("loads")?;
-            telemetry.asked.push(Binding { worker: self.id.as_str().into(), url });
-        }
-        if self.load_stat.is_some() || !self.load_stat_per_rank.is_empty() {
-            let endpoints = endpoints(self.load_stat.as_ref(), &self.load_stat_per_rank)?;
-            telemetry.published.push(LoadStatBinding { worker: self.id.as_str().into(), endpoints });
-        }
-        Ok(())
-    }
-
-    fn events(&self) -> Result<EventsFrom> {
-        let named = self.events.is_some() || !self.events_per_rank.is_empty();
-        match (named, self.no_events) {
-            (true, true) => bail!("no_events stands beside an events endpoint; remove one"),
-            (false, true) => return Ok(EventsFrom::None),
-            (false, false) => {
-                bail!("no events endpoint; give `events`, `events_per_rank` or `no_events = true`")
-            }
-            (true, false) => {}
-        }
-        let replay = (self.replay.is_some() || !self.replay_per_rank.is_empty())
-            .then(|| endpoints(self.replay.as_ref(), &self.replay_per_rank))
-            .transpose()?;
-        Ok(EventsFrom::Zmq {
-            endpoints: endpoints(self.events.as_ref(), &self.events_per_rank)?,
-            replay,
-            topic: self.topic.clone(),
-        })
-    }
-}
-
-fn endpoints(base: Option<&String>, per_rank: &BTreeMap<String, String>) -> Result<Endpoints> {
-    let per_rank = per_rank
-        .iter()
-        .map(|(rank, endpoint)| {
-            let number = rank.parse().with_context(|| format!("{rank:?} is no rank"))?;
-            Ok((DpRank(number), endpoint.clone()))
-        })
-        .collect::<Result<_>>()?;
-    Ok(Endpoints { base: base.cloned(), per_rank })
 }
 
 fn set<T>(place: &mut T, value: Option<T>) {
@@ -416,66 +292,19 @@ fn set<T>(place: &mut T, value: Option<T>) {
 }
 
 /// A worker on the command line: `id=w1,model=llama,block_size=16,ranks=0-3,events=tcp://host:5557`, and
-/// optionally `replay=…`, `group=…`, `topic=…`, `http=…`.
+/// whatever else a worker in the file can say.
 ///
 /// # Errors
 /// What is missing or not known.
 pub fn worker_flag(text: &str) -> Result<WorkerSpec> {
-    let mut fields = BTreeMap::new();
-    for part in text.split(',') {
-        let (name, value) = part.split_once('=').with_context(|| format!("{part:?} is not name=value"))?;
-        fields.insert(name.trim(), value.trim());
-    }
-    let mut take = |name: &str| fields.remove(name).map(str::to_owned);
-    let need = |name: &str, value: Option<String>| value.with_context(|| format!("`{name}=` is missing"));
-    let (start, size) = range(&take("ranks").unwrap_or_else(|| "0".to_owned()))?;
-    let table = WorkerTable {
-        id: need("id", take("id"))?,
-        model: need("model", take("model"))?,
-        group: take("group"),
-        block_size: need("block_size", take("block_size"))?.parse().context("block_size is no number")?,
-        start,
-        size,
-        events: Some(need("events", take("events"))?),
-        events_per_rank: BTreeMap::new(),
-        replay: take("replay"),
-        replay_per_rank: BTreeMap::new(),
-        topic: take("topic").unwrap_or_default(),
-        no_events: false,
-        http_endpoint: take("http"),
-        loads: None,
-        load_stat: None,
-        load_stat_per_rank: BTreeMap::new(),
-        role: None,
-        balance: None,
-        engine: None,
-        announcements: None,
-        dp_mode: None,
-        capacity_blocks_per_rank: None,
-        capacity_blocks_all_ranks: None,
-        max_running_requests: None,
-        taints: Vec::new(),
-    };
-    if let Some(unknown) = fields.keys().next() {
-        bail!(
-            "`{unknown}` is not known; known are id, model, group, block_size, ranks, events, replay, topic, http"
-        );
-    }
-    table.spec()
-}
-
-/// `0-3`, or one rank.
-fn range(text: &str) -> Result<(u32, u32)> {
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let first: u32 = first.parse().with_context(|| format!("{text:?} is no range of ranks"))?;
-    let last: u32 = last.parse().with_context(|| format!("{text:?} is no range of ranks"))?;
-    let size = last.checked_sub(first).with_context(|| format!("the range {text:?} goes backwards"))?;
-    Ok((first, size.saturating_add(1)))
+    WorkerFields::from_pairs(text).and_then(|fields| fields.configured()).map_err(|why| anyhow!("{why}"))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use rankwise::ids::DpRank;
+
     use super::*;
 
     /// The commented example in the repository is a valid configuration.
@@ -485,14 +314,17 @@ mod tests {
         assert_eq!(file.workers().unwrap().len(), 2);
         file.router().unwrap();
         assert_eq!(file.patterns().count(), 1);
-        let telemetry = file.telemetry().unwrap();
-        assert_eq!((telemetry.asked.len(), telemetry.published.len()), (1, 0));
+        file.telemetry().unwrap();
+        let workers = file.workers().unwrap();
+        assert_eq!(workers.iter().filter(|spec| spec.loads.is_some()).count(), 1);
     }
 
     #[test]
     fn a_misspelt_field_is_an_error() {
         let error = ConfigFile::parse("[scoring]\noverlap_wieght = 1.0").unwrap_err();
         assert!(error.to_string().contains("overlap_wieght"), "{error}");
+        let error = ConfigFile::parse("[[workers]]\nid = \"w\"\nlaods = \"http://h\"").unwrap_err();
+        assert!(error.to_string().contains("laods") && error.to_string().contains("line 3"), "{error}");
     }
 
     /// R2, R3: what a worker may not be is refused with its id and the field.
@@ -512,11 +344,11 @@ mod tests {
     fn urls_of_load_are_checked() {
         let read = |url: &str| {
             let text = format!(
-                "[[workers]]\nid = \"w1\"\nmodel = \"m\"\nblock_size = 16\nsize = 1\nloads = \"{url}\""
+                "[[workers]]\nid = \"w1\"\nmodel = \"m\"\nblock_size = 16\nsize = 1\nno_events = true\nloads = \"{url}\""
             );
-            ConfigFile::parse(&text).unwrap().telemetry()
+            ConfigFile::parse(&text).unwrap().workers()
         };
-        assert_eq!(read("http://h:8000@3").unwrap().asked[0].url.base(), "http://h:8000");
+        assert_eq!(read("http://h:8000@3").unwrap()[0].loads.as_deref(), Some("http://h:8000@3"));
         let error = format!("{:#}", read("h:8000").unwrap_err());
         assert!(error.contains("w1") && error.contains("loads"), "{error}");
     }

@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "RANKWISE_GRPC_LISTEN")]
     grpc_listen: Option<String>,
 
-    /// A worker: id=…,model=…,block_size=…,ranks=0-3,events=tcp://host:port[,replay=…][,group=…][,topic=…][,http=…]
+    /// A worker: id=…,model=…,block_size=…,ranks=0-3,events=tcp://host:port, and any other field that a worker in the file has (replay=…,loads=…,taints=a+b,events_per_rank.4=…)
     #[arg(long = "worker", value_name = "FIELDS")]
     workers: Vec<String>,
 

@@ -47,6 +47,11 @@ impl CapacitySpec {
         Ok(Self { scope: Scope::List(list), estimated: false })
     }
 
+    /// One for each rank that is named; the others' is unknown.
+    pub fn by_rank(blocks: impl IntoIterator<Item = (DpRank, u64)>) -> Self {
+        Self { scope: Scope::List(blocks.into_iter().collect()), estimated: false }
+    }
+
     /// One pool of blocks that all ranks of the worker draw from. It is nobody's own.
     pub fn worker_shared(blocks: u64) -> Self {
         Self { scope: Scope::Shared(blocks), estimated: false }
@@ -86,6 +91,20 @@ impl CapacitySpec {
         }
     }
 
+    /// The same figure said of `rank` alone, which it was given for: what comes later says nothing of it.
+    pub(crate) fn own(&mut self, rank: DpRank) {
+        if let Scope::Aggregate(blocks) | Scope::PerRank(blocks) = self.scope {
+            self.scope = Scope::List(BTreeMap::from([(rank, blocks)]));
+        }
+    }
+
+    /// Takes over what `more` lists of further ranks.
+    pub(crate) fn absorb(&mut self, more: &Self) {
+        if let (Scope::List(list), Scope::List(more)) = (&mut self.scope, &more.scope) {
+            list.extend(more);
+        }
+    }
+
     /// Forgets the entry of one rank.
     pub(crate) fn forget(&mut self, rank: DpRank) {
         if let Scope::List(list) = &mut self.scope {
@@ -94,10 +113,10 @@ impl CapacitySpec {
     }
 
     /// # Errors
-    /// The figure is a list that lacks one of `ranks` or names another.
+    /// The figure is a list that names another rank than `ranks`. One that leaves some out leaves them unknown.
     pub(crate) fn check(&self, ranks: &Ranks) -> Result<(), DeclareError> {
         match &self.scope {
-            Scope::List(list) if !list.keys().copied().eq(ranks.iter()) => {
+            Scope::List(list) if list.keys().any(|rank| !ranks.contains(*rank)) => {
                 Err(DeclareError::CapacityList { entries: list.len(), ranks: ranks.len() })
             }
             _ => Ok(()),

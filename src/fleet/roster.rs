@@ -130,7 +130,7 @@ impl Fleet {
     }
 
     /// Adds the ranks of `spec` to its worker, which is declared if it is new. The worker's other settings
-    /// stay as they are; where they list a figure per rank, the new ranks' is unknown.
+    /// stay as they are; figures and load sockets of the new ranks alone are taken over.
     ///
     /// # Errors
     /// As [`Fleet::declare`], and [`DeclareError::RankExists`] for a rank that is there, whatever its
@@ -149,6 +149,7 @@ impl Fleet {
         self.check_claims(&spec.worker, &added, |_| true)?;
         let all = worker.plans.values().chain(added.values());
         merged.events.absorb(&spec.worker, &spec.events, all)?;
+        merged.absorb(&spec);
         let plans = plan(&merged)?;
         self.replace(merged, plans)
     }
@@ -166,6 +167,9 @@ impl Fleet {
         spec.events.forget(rank.dp_rank);
         if let Some(capacity) = &mut spec.capacity {
             capacity.forget(rank.dp_rank);
+        }
+        if let Some(load_stat) = &mut spec.load_stat {
+            load_stat.per_rank.remove(&rank.dp_rank);
         }
         let mut plans = worker.plans.clone();
         plans.remove(&rank.dp_rank);

@@ -121,6 +121,28 @@ impl WorkerSpec {
         self
     }
 
+    /// Makes a capacity that was given with one rank that rank's own, whatever ranks are added later.
+    pub fn own_figures(&mut self) {
+        if let (1, Some(capacity)) = (self.ranks.len(), &mut self.capacity) {
+            capacity.own(self.ranks.start());
+        }
+    }
+
+    /// Takes over what `added` says of its own ranks, and where to ask for load if nothing was said of that.
+    pub(crate) fn absorb(&mut self, added: &Self) {
+        self.loads = self.loads.take().or_else(|| added.loads.clone());
+        match (&mut self.load_stat, &added.load_stat) {
+            (Some(has), Some(more)) => has.per_rank.extend(more.per_rank.clone()),
+            (has @ None, more) => has.clone_from(more),
+            (Some(_), None) => {}
+        }
+        match (&mut self.capacity, &added.capacity) {
+            (Some(has), Some(more)) => has.absorb(more),
+            (has @ None, more) => has.clone_from(more),
+            (Some(_), None) => {}
+        }
+    }
+
     /// Whether a rank of `self` that is a rank of `other` too can keep what is known of it, as far as the
     /// worker's settings go.
     pub(crate) fn counts_like(&self, other: &Self) -> bool {

@@ -10,6 +10,7 @@
 mod boundary;
 mod capacity;
 mod connections;
+mod declaration;
 mod fields;
 mod gateway;
 mod loads;
@@ -39,6 +40,7 @@ use axum::{Json, Router};
 use serde_json::json;
 
 pub use self::connections::{ConnectionLimits, serve, serve_with};
+pub use self::declaration::{StrictWorkerFields, WorkerFields};
 pub use self::problem::Problem;
 pub use self::state::{ServiceConfig, ServiceState};
 use self::visit::{Rules, Visit, may_take_effect};

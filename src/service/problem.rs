@@ -70,6 +70,11 @@ impl Problem {
         self.name
     }
 
+    /// What is wrong, in a sentence.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         self.status

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::boundary::{PoolNames, WireHash, WireId, not_null, pool_names};
+use super::declaration::RoleBody;
 use super::narrow::{Adapter, Narrow};
 use super::problem::Problem;
 use super::query::{HybridBody, KeyBody, MmBody, PromptKeys, check_lengths, content_keys, mm_items};
-use super::records::RoleBody;
 use crate::block::{ContentKey, ContentKeys, LocalBlockHash, SequenceHash};
 use crate::fleet::Role;
 use crate::ids::DpRank;

@@ -11,79 +11,33 @@ use serde_json::json;
 
 use super::Control;
 use super::boundary::{IdOut, JsonBody, PoolNames, WireId, not_null, pool_names};
+use super::declaration::{Readiness, WorkerFields};
 use super::problem::Problem;
 use super::query::age_ms;
-use super::records::{EngineBody, PostedOut, Readiness, Record, WorkerBody, block_size, check_blank};
+use super::records::{PostedOut, Record};
 use super::state::{ServiceState, short};
 use super::url::{NoParams, Params, PathId};
-use crate::fleet::{Endpoints, EventsFrom, IdForm, PoolKey, Ranks, WorkerSpec};
+use crate::fleet::{EventsFrom, IdForm, PoolKey, WorkerSpec};
 use crate::ids::{DpRank, Moment, RankKey, WorkerId};
 use crate::indexer::{FleetView, RankView, WorkerView};
 use crate::trust::Trust;
 
 // === the indexer's way: rank by rank ===
 
-#[derive(Deserialize)]
-pub(super) struct RegisterBody {
-    instance_id: WireId,
-    endpoint: String,
-    block_size: u32,
-    dp_rank: Option<u32>,
-    /// Ours: how many ranks from `dp_rank` on; their ports are the endpoint's plus their global rank.
-    data_parallel_size: Option<u32>,
-    #[serde(default, deserialize_with = "not_null")]
-    model_name: Option<String>,
-    #[serde(default, deserialize_with = "not_null")]
-    routing_group: Option<String>,
-    model: Option<String>,
-    modelname: Option<String>,
-    tenant_id: Option<String>,
-    replay_endpoint: Option<String>,
-    r#type: Option<EngineBody>,
-}
-
 /// `POST /register`.
 pub(super) async fn register<C: Control>(
     State(state): State<ServiceState<C>>,
     _: Params<NoParams>,
-    JsonBody(body): JsonBody<RegisterBody>,
+    JsonBody(body): JsonBody<WorkerFields>,
 ) -> Result<Response, Problem> {
-    let called = |field| match field {
-        "worker_id" => "instance_id",
-        "size" if body.data_parallel_size.is_some() => "data_parallel_size",
-        "size" => "dp_rank",
-        field => field,
-    };
-    let pool = pool_names!(body)?.pool_key()?;
-    let block_size = block_size(body.block_size)?;
-    check_blank("endpoint", Some(&body.endpoint))?;
-    check_blank("replay_endpoint", body.replay_endpoint.as_deref())?;
-    let rank = DpRank(body.dp_rank.unwrap_or(0));
-    let ranks = match body.data_parallel_size {
-        Some(size) => Ranks::range(rank.0, size),
-        None => Ranks::single(rank),
-    };
-    let ranks = ranks.map_err(|error| Problem::declare(&error, called))?;
-    let at = |endpoint: &str| match body.data_parallel_size {
-        Some(_) => Endpoints::base(endpoint),
-        None => Endpoints::per_rank([(rank, endpoint)]),
-    };
-    let events = EventsFrom::Zmq {
-        endpoints: at(&body.endpoint),
-        replay: body.replay_endpoint.as_deref().map(at),
-        topic: String::new(),
-    };
-    let WireId { id, form } = &body.instance_id;
-    let spec = WorkerSpec {
-        id_form: *form,
-        events,
-        engine: body.r#type.map(Into::into).unwrap_or_default(),
-        ..WorkerSpec::new(id.clone(), pool, block_size, ranks)
-    };
+    body.check_sizes()?;
+    let spec = body.registration()?;
+    let id = spec.worker.clone();
     let _change = state.records().change().await;
-    let change = state.control().add_rank(spec).await.map_err(|error| Problem::control(&error, called))?;
+    let change = state.control().add_rank(spec).await;
+    let change = change.map_err(|error| Problem::control(&error, |field| body.registered_as(field)))?;
     // What was posted for it in pieces is settled now.
-    state.records().remove(id);
+    state.records().remove(&id);
     tracing::info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "registered");
     Ok((StatusCode::CREATED, Json(json!({ "status": "ok" }))).into_response())
 }
@@ -152,10 +106,10 @@ pub(super) async fn unregister<C: Control>(
 pub(super) async fn declare<C: Control>(
     State(state): State<ServiceState<C>>,
     _: Params<NoParams>,
-    JsonBody(body): JsonBody<WorkerBody>,
+    JsonBody(body): JsonBody<WorkerFields>,
 ) -> Result<Response, Problem> {
     let missing = || Problem::wrong_field("worker_id", "missing field `worker_id`");
-    let id = body.worker_id.clone().ok_or_else(missing)?;
+    let id = body.id().cloned().ok_or_else(missing)?;
     let _change = state.records().change().await;
     let out = settle(&state, &id, body).await?;
     Ok((StatusCode::CREATED, out).into_response())
@@ -166,7 +120,7 @@ pub(super) async fn patch<C: Control>(
     State(state): State<ServiceState<C>>,
     PathId(id): PathId,
     _: Params<NoParams>,
-    JsonBody(patch): JsonBody<WorkerBody>,
+    JsonBody(patch): JsonBody<WorkerFields>,
 ) -> Result<Response, Problem> {
     let id = WorkerId::new(id);
     let _change = state.records().change().await;
@@ -225,16 +179,10 @@ fn unknown(id: &WorkerId) -> Problem {
 async fn settle<C: Control>(
     state: &ServiceState<C>,
     id: &WireId,
-    body: WorkerBody,
+    body: WorkerFields,
 ) -> Result<Response, Problem> {
     body.check_sizes()?;
-    let called = |field| match field {
-        "size" => "data_parallel_size",
-        "endpoint" if body.kv_events_endpoints.is_some() => "kv_events_endpoints",
-        "endpoint" => "kv_events_endpoint",
-        field => field,
-    };
-    let refused = |error| Problem::control(&error, called);
+    let refused = |error| Problem::control(&error, |field| body.called(field));
     let missing = match body.readiness(id)? {
         Readiness::Complete(spec) => {
             state.control().declare(*spec).await.map_err(refused)?;
