@@ -10,8 +10,8 @@ use rankwise::fleet::WorkerSpec;
 use rankwise::index::HybridRule;
 use rankwise::indexer;
 use rankwise::load::{Admission, BusyThreshold, LoadMode};
-use rankwise::routing::{Policy, RouterConfig};
-use rankwise::service::{ServiceConfig, StrictWorkerFields, WorkerFields};
+use rankwise::routing::{Policy, RouterConfig, TrustCredit};
+use rankwise::service::{LogDecisions, ServiceConfig, StrictWorkerFields, WorkerFields};
 use rankwise::telemetry::FeedConfig;
 use serde::Deserialize;
 
@@ -59,6 +59,9 @@ struct ScoringTable {
     decode_counts_request: Option<bool>,
     temperature: Option<f64>,
     expect_booked: Option<bool>,
+    exclude_silent: Option<bool>,
+    untrusted_credit: Option<CreditSetting>,
+    log_decisions: Option<LogDecisionsName>,
     busy_threshold: Option<f64>,
     max_prefill_tokens: Option<u64>,
     max_prefill_fraction: Option<f64>,
@@ -67,11 +70,46 @@ struct ScoringTable {
     seed: Option<u64>,
 }
 
+/// What overlap is worth on a rank that is not live: one number for all of them, or one by state.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "a number from 0 to 1, or a table of them by trust state")]
+enum CreditSetting {
+    All(f64),
+    ByState(CreditTable),
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CreditTable {
+    joining: Option<f64>,
+    repairing: Option<f64>,
+    may_miss: Option<f64>,
+    may_overcredit: Option<f64>,
+    silent: Option<f64>,
+}
+
+impl From<CreditSetting> for TrustCredit {
+    fn from(setting: CreditSetting) -> Self {
+        let by = match setting {
+            CreditSetting::All(share) => return Self::all(share),
+            CreditSetting::ByState(by) => by,
+        };
+        let mut credit = Self::default();
+        set(&mut credit.joining, by.joining);
+        set(&mut credit.repairing, by.repairing);
+        set(&mut credit.may_miss, by.may_miss);
+        set(&mut credit.may_overcredit, by.may_overcredit);
+        set(&mut credit.silent, by.silent);
+        credit
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct HttpTable {
     request_timeout_ms: Option<u64>,
     max_in_flight: Option<usize>,
+    ready_wait_ms: Option<u64>,
     max_body_bytes: Option<usize>,
     max_prompt_body_bytes: Option<usize>,
     max_connections: Option<usize>,
@@ -133,6 +171,9 @@ macro_rules! names {
 names! {
     OnLossName for OnLoss { Keep => OnLoss::Keep, Clear => OnLoss::Clear }
     HybridName for HybridRule { Joint => HybridRule::Joint, FullAttention => HybridRule::FullAttention }
+    LogDecisionsName for LogDecisions {
+        Off => LogDecisions::Off, Pick => LogDecisions::Pick, Candidates => LogDecisions::Candidates,
+    }
 }
 
 impl ConfigFile {
@@ -202,6 +243,8 @@ impl ConfigFile {
         set(&mut policy.decode_counts_request, scoring.decode_counts_request);
         set(&mut policy.expect_booked, scoring.expect_booked);
         set(&mut policy.temperature, scoring.temperature);
+        set(&mut policy.exclude_silent, scoring.exclude_silent);
+        set(&mut policy.untrusted_credit, scoring.untrusted_credit.map(Into::into));
         policy.validate().context("in [scoring]")?;
         let busy_threshold = match scoring.busy_threshold {
             None => None,
@@ -232,6 +275,8 @@ impl ConfigFile {
         let mut config = ServiceConfig { seed: self.scoring.seed, ..ServiceConfig::default() };
         set(&mut config.request_timeout, self.http.request_timeout_ms.map(Duration::from_millis));
         set(&mut config.max_in_flight, self.http.max_in_flight);
+        set(&mut config.ready_wait, self.http.ready_wait_ms.map(Duration::from_millis));
+        set(&mut config.log_decisions, self.scoring.log_decisions.map(Into::into));
         set(&mut config.max_body, self.http.max_body_bytes);
         set(&mut config.max_prompt_body, self.http.max_prompt_body_bytes);
         set(&mut config.connections.max_connections, self.http.max_connections);

@@ -6,12 +6,15 @@ use crate::ids::{DpRank, LocalRank};
 /// The ranks that one worker manages: a non-empty ordered set of **global** ranks, normally a range.
 ///
 /// The start is remembered on its own: when a single rank is withdrawn, the others keep their local numbers,
-/// because the engine behind them did not renumber itself.
+/// because the engine behind them did not renumber itself. Ranks that come one by one say nothing about where
+/// their worker starts: their local numbers are not known until somebody says it.
 ///
 /// Cost: 4 bytes per rank; membership is a binary search.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Ranks {
     start: u32,
+    /// Whether `start` was said, and is not merely the lowest rank that came.
+    start_said: bool,
     /// How many ranks the declaration spoke for; what a whole-worker figure is divided by.
     declared: u32,
     members: Vec<u32>,
@@ -35,10 +38,10 @@ impl Ranks {
         if size > Self::MAX {
             return Err(DeclareError::TooManyRanks { size });
         }
-        Ok(Self { start, declared: size, members: (start..end).collect() })
+        Ok(Self { start, start_said: true, declared: size, members: (start..end).collect() })
     }
 
-    /// The one rank `rank`.
+    /// The one rank `rank` of a worker whose start is not known.
     ///
     /// # Errors
     /// `u32::MAX` is no rank: its range would end past `u32`.
@@ -46,10 +49,19 @@ impl Ranks {
         if rank.0 == u32::MAX {
             return Err(DeclareError::RankPastEnd { rank });
         }
-        Self::range(rank.0, 1)
+        Ok(Self { start_said: false, ..Self::range(rank.0, 1)? })
     }
 
-    /// Adds one rank; `false` if it was there. A rank below the start becomes the new start.
+    /// The same ranks of a worker that starts at `start`: above one of them it cannot be, and stays unknown.
+    #[must_use]
+    pub fn starting_at(mut self, start: DpRank) -> Self {
+        if self.members.first().is_some_and(|first| *first >= start.0) {
+            (self.start, self.start_said) = (start.0, true);
+        }
+        self
+    }
+
+    /// Adds one rank; `false` if it was there. It says nothing about where the worker starts.
     ///
     /// # Errors
     /// The set is full, or the rank is `u32::MAX`.
@@ -63,9 +75,18 @@ impl Ranks {
             return Err(DeclareError::TooManyRanks { size });
         }
         self.members.insert(at, rank.0);
-        self.start = self.start.min(rank.0);
+        if !self.start_said {
+            self.start = self.start.min(rank.0);
+        }
         self.declared = self.declared.max(size);
         Ok(true)
+    }
+
+    /// Takes over the start that `other`, another part of the same worker, says; one that was said before stays.
+    pub(super) fn learn_start(&mut self, other: &Self) {
+        if other.start_said && !self.start_said {
+            *self = self.clone().starting_at(other.start());
+        }
     }
 
     /// Takes one rank away; `false` if it was not there **or is the last one**: a worker has ranks or is gone.
@@ -79,9 +100,14 @@ impl Ranks {
         }
     }
 
-    /// The global rank that is local rank 0.
+    /// The global rank that is local rank 0 if anybody said so, else the lowest rank.
     pub fn start(&self) -> DpRank {
         DpRank(self.start)
+    }
+
+    /// The global rank that is local rank 0; `None` if nobody said so.
+    pub fn said_start(&self) -> Option<DpRank> {
+        self.start_said.then(|| self.start())
     }
 
     /// How many ranks there are now.
@@ -106,9 +132,11 @@ impl Ranks {
         self.members.binary_search(&rank.0).is_ok()
     }
 
-    /// `rank` counted from the start; `None` if it is not one of them.
+    /// `rank` counted from the start; `None` if it is not one of them, lies before the start, or nobody said where
+    /// that is.
     pub fn local(&self, rank: DpRank) -> Option<LocalRank> {
-        self.contains(rank).then(|| LocalRank(rank.0 - self.start))
+        let start = self.said_start().filter(|_| self.contains(rank))?;
+        rank.0.checked_sub(start.0).map(LocalRank)
     }
 }
 
@@ -156,10 +184,28 @@ mod tests {
         assert!(ranks.insert(DpRank(0)).unwrap());
         assert!(!ranks.insert(DpRank(2)).unwrap());
         assert_eq!(ranks.iter().collect::<Vec<_>>(), [DpRank(0), DpRank(2)]);
-        assert_eq!(ranks.local(DpRank(2)), Some(LocalRank(2)));
+        assert_eq!(ranks.start(), DpRank(0));
         assert!(ranks.remove(DpRank(0)));
         assert!(!ranks.remove(DpRank(2)));
         assert_eq!(ranks.len(), 1);
+    }
+
+    /// R4: never guessed from the ranks that happen to be there.
+    #[test]
+    fn a_start_that_nobody_said_is_not_known() {
+        let mut ranks = Ranks::single(DpRank(5)).unwrap();
+        assert_eq!((ranks.local(DpRank(5)), ranks.said_start()), (None, None));
+        ranks.insert(DpRank(4)).unwrap();
+        assert_eq!((ranks.local(DpRank(4)), ranks.local(DpRank(5))), (None, None));
+        // Above one of them it cannot be.
+        assert_eq!(ranks.clone().starting_at(DpRank(5)).local(DpRank(5)), None);
+        ranks.learn_start(&Ranks::range(3, 1).unwrap());
+        assert_eq!(ranks.local(DpRank(5)), Some(LocalRank(2)));
+        // What was said stays, and what lies before it has no number.
+        ranks.learn_start(&Ranks::range(1, 1).unwrap());
+        ranks.insert(DpRank(1)).unwrap();
+        assert_eq!((ranks.local(DpRank(4)), ranks.local(DpRank(1))), (Some(LocalRank(1)), None));
+        assert_eq!(Ranks::single(DpRank(0)).unwrap().local(DpRank(0)), None);
     }
 
     /// R2

@@ -44,9 +44,9 @@ struct Claim {
 pub struct RankPlan {
     /// The rank.
     pub rank: RankKey,
-    /// Its number within its worker. It may shift when a lower rank is registered later; ask
-    /// [`Fleet::local`] for the one that holds now.
-    pub local: LocalRank,
+    /// Its number within its worker; `None` where nobody said at which rank the worker starts. It may be said later;
+    /// ask [`Fleet::local`] for the one that holds now.
+    pub local: Option<LocalRank>,
     /// Whether it publishes events at all.
     pub publishes: bool,
     /// Where its events come from; `None` if there are none or they are handed in.
@@ -98,8 +98,8 @@ impl Change {
 pub enum Pin {
     /// Any rank of the worker.
     Worker,
-    /// This rank, under this local number.
-    Rank(DpRank, LocalRank),
+    /// This rank, under this local number if it has one.
+    Rank(DpRank, Option<LocalRank>),
 }
 
 impl Fleet {
@@ -147,6 +147,7 @@ impl Fleet {
         }
         let added = plan(&spec)?;
         self.check_claims(&spec.worker, &added, |_| true)?;
+        merged.ranks.learn_start(&spec.ranks);
         let all = worker.plans.values().chain(added.values());
         merged.events.absorb(&spec.worker, &spec.events, all)?;
         merged.absorb(&spec);
@@ -237,7 +238,7 @@ impl Fleet {
         self.ranks
     }
 
-    /// The local number of a rank as it is now.
+    /// The local number of a rank as it is now; `None` where it is not known.
     pub fn local(&self, rank: &RankKey) -> Option<LocalRank> {
         self.worker(&rank.worker)?.ranks.local(rank.dp_rank)
     }
@@ -252,7 +253,10 @@ impl Fleet {
             return Err(PinError::UnknownWorker { worker: worker.clone(), pool: pool.clone() });
         };
         let Some(rank) = rank else { return Ok(Pin::Worker) };
-        spec.ranks.local(rank).map(|local| Pin::Rank(rank, local)).ok_or_else(|| PinError::NoSuchRank {
+        if spec.ranks.contains(rank) {
+            return Ok(Pin::Rank(rank, spec.ranks.local(rank)));
+        }
+        Err(PinError::NoSuchRank {
             rank: RankKey { worker: worker.clone(), dp_rank: rank },
             start: spec.ranks.start(),
             count: spec.ranks.len(),
@@ -443,7 +447,7 @@ fn plan(spec: &WorkerSpec) -> Result<BTreeMap<DpRank, RankPlan>, DeclareError> {
         };
         let plan = RankPlan {
             rank: RankKey { worker: spec.worker.clone(), dp_rank: rank },
-            local: spec.ranks.local(rank).unwrap_or(LocalRank(0)),
+            local: spec.ranks.local(rank),
             publishes: spec.events.publishes(),
             events: at(&events, EVENTS)?,
             replay: at(&replay, REPLAY)?,

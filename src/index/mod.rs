@@ -228,7 +228,8 @@ pub enum HybridRule {
 pub struct IndexQuery<'a> {
     /// Local hashes of the prompt's full blocks. May be empty if `sequences` is given.
     pub locals: &'a [LocalBlockHash],
-    /// Sequence hashes of the same blocks, if the caller has them: they make deep matches cheaper.
+    /// Sequence hashes of the same blocks, if the caller has them: they make deep matches cheaper. Fewer than
+    /// `locals` are not used.
     pub sequences: &'a [SequenceHash],
     /// How hybrid models are credited.
     pub hybrid: HybridRule,

@@ -87,6 +87,7 @@ impl<'a> Attempt<'a> {
     /// Answers the query as of one moment; `false` if what it read was changed meanwhile.
     pub(super) fn answer(&self, query: &IndexQuery<'_>, scratch: &mut Scratch) -> bool {
         scratch.answer.clear();
+        let query = &query.usable();
         // Before the walk: an absence counts as of a moment at which every version is known.
         let Some(version) = self.roster.version.begin() else { return false };
         let Some(sight) = Sight::of(self.tables, self.pin) else { return true };
@@ -508,6 +509,13 @@ impl Rule {
 }
 
 impl IndexQuery<'_> {
+    /// Sequence hashes that do not reach as far as the local ones would end every match where they end, so they
+    /// are not used.
+    fn usable(&self) -> Self {
+        let cut = self.sequences.len() < self.locals.len();
+        Self { sequences: if cut { &[] } else { self.sequences }, ..*self }
+    }
+
     fn len(&self) -> usize {
         self.locals.len().max(self.sequences.len())
     }

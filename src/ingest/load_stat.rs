@@ -137,7 +137,7 @@ impl LoadStatSink for LoadTableSink {
         let named = stat.attn_dp_rank.filter(|&named| named != u64::from(rank.dp_rank.0));
         let fleet = self.shared.view.fleet();
         let local = fleet.declared().local(rank).map(|local| u64::from(local.0));
-        if named.is_some() && named != local {
+        if named.is_some() && local.is_some() && named != local {
             count(&self.shared.rank_mismatch);
         }
         let source = Arc::from(LoadReport::LOAD_STAT);

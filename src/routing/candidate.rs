@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::block::BlockSize;
 pub use crate::fleet::{Balance, EngineStyle, Role};
 use crate::ids::{DpRank, LocalRank, RankKey, WorkerId};
-use crate::trust::Trust;
+use crate::trust::{Reasons, Trust};
 
 /// Labels of a rank's worker, as its operator wrote them.
 pub type Taints = Arc<[Box<str>]>;
@@ -16,8 +16,8 @@ pub type Taints = Arc<[Box<str>]>;
 pub struct Candidate {
     /// The rank.
     pub rank: RankKey,
-    /// The rank counted from the start of its worker's range.
-    pub local: LocalRank,
+    /// The rank counted from the start of its worker's range; `None` where nobody said where that starts.
+    pub local: Option<LocalRank>,
     /// What the worker is for.
     pub role: Role,
     /// Who picks the rank within the worker.
@@ -32,10 +32,14 @@ pub struct Candidate {
     pub overlap: Overlap,
     /// How far `overlap` and `tree_size` can be believed.
     pub trust: Trust,
+    /// Why it cannot be believed further; shown, and `trust` alone counts.
+    pub reasons: Reasons,
     /// Time since the rank's view last changed or was confirmed; `None` if it never was.
     pub view_age: Option<Duration>,
     /// Distinct blocks that the rank holds on the device now.
     pub tree_size: u64,
+    /// KV blocks that the rank can hold, if known; shown, and `standing` alone counts.
+    pub total_blocks: Option<u64>,
     /// How busy the rank is.
     pub load: CandidateLoad,
     /// The request's full blocks that are not active on the rank: what decoding it would add there.
@@ -50,10 +54,10 @@ pub struct Candidate {
 
 impl Candidate {
     /// The rank with an empty, live view and an unknown load; set what is known of it.
-    pub fn new(rank: RankKey, local: LocalRank) -> Self {
+    pub fn new(rank: RankKey, local: impl Into<Option<LocalRank>>) -> Self {
         Self {
             rank,
-            local,
+            local: local.into(),
             role: Role::default(),
             balance: Balance::default(),
             engine: EngineStyle::default(),
@@ -61,8 +65,10 @@ impl Candidate {
             taints: Taints::default(),
             overlap: Overlap::default(),
             trust: Trust::Live,
+            reasons: Reasons::NONE,
             view_age: None,
             tree_size: 0,
+            total_blocks: None,
             load: CandidateLoad::Unknown,
             new_blocks: 0,
             expected_blocks: 0,
@@ -73,6 +79,11 @@ impl Candidate {
     /// What the request would find on the rank: what the rank holds, and what was just sent there.
     pub fn reach(&self) -> Overlap {
         Overlap { device: self.overlap.device.max(self.expected_blocks), ..self.overlap }
+    }
+
+    /// Blocks that count as cached on the device only because requests which hold them were just sent there.
+    pub fn booked_blocks(&self) -> u32 {
+        self.expected_blocks.saturating_sub(self.overlap.device)
     }
 
     /// Prompt tokens that the rank has to prefill before the request's own, if known.
@@ -149,6 +160,8 @@ pub enum Standing {
     Ready,
     /// It is over its limit.
     Overloaded,
+    /// Its engine sleeps.
+    Asleep,
     /// It holds fewer blocks than the request needs.
     TooSmall,
     /// Its worker has no address to send a request to, where one is needed.
@@ -192,6 +205,10 @@ pub struct Constraints<'a> {
     pub allowed: Option<&'a AllowList>,
     /// The worker, or the rank, that must serve it.
     pub pin: Option<&'a Pin>,
+    /// Whether the pin also holds on a rank that is silent or asleep.
+    pub force_pin: bool,
+    /// Ranks that must not serve it.
+    pub left_out: Option<&'a RankList>,
     /// Labels that a worker must all have.
     pub required_taints: &'a [Box<str>],
 }
@@ -219,6 +236,26 @@ impl AllowList {
 impl FromIterator<WorkerId> for AllowList {
     fn from_iter<I: IntoIterator<Item = WorkerId>>(workers: I) -> Self {
         let mut sorted: Vec<_> = workers.into_iter().collect();
+        sorted.sort_unstable();
+        sorted.dedup();
+        Self(sorted)
+    }
+}
+
+/// Ranks that a request does not want, sorted: a long list against a large fleet stays cheap.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct RankList(Vec<RankKey>);
+
+impl RankList {
+    /// Whether `rank` is on the list; logarithmic in its length.
+    pub fn contains(&self, rank: &RankKey) -> bool {
+        self.0.binary_search(rank).is_ok()
+    }
+}
+
+impl FromIterator<RankKey> for RankList {
+    fn from_iter<I: IntoIterator<Item = RankKey>>(ranks: I) -> Self {
+        let mut sorted: Vec<_> = ranks.into_iter().collect();
         sorted.sort_unstable();
         sorted.dedup();
         Self(sorted)

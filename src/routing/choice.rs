@@ -1,6 +1,7 @@
 //! The choice among scored candidates.
 //!
-//! Lowest cost; then the smaller tree; then chance. A rank without a logit yields to every rank that has one.
+//! Lowest cost; then the smaller tree, where every tree among the equal ones is known; then chance. A rank without
+//! a logit yields to every rank that has one.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -66,23 +67,6 @@ pub fn choose(scored: &[Scored], temperature: f64, chance: &mut Chance) -> Optio
     lowest(scored, |terms| terms.logit, chance)
 }
 
-/// How far a rank's tree may decide a tie. A view that is not live may look small only because its stream
-/// is broken, so it counts as larger than any that is known.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum TreeSize {
-    Known(u64),
-    Unknown,
-}
-
-impl TreeSize {
-    fn of(scored: &Scored) -> Self {
-        match scored.candidate.trust {
-            Trust::Live => Self::Known(scored.candidate.tree_size),
-            _ => Self::Unknown,
-        }
-    }
-}
-
 fn lowest(
     scored: &[Scored],
     cost: impl Fn(&Terms) -> Option<f64>,
@@ -94,8 +78,13 @@ fn lowest(
         let is_least = |scored: &Scored| cost(&scored.terms).is_some_and(|cost| are_equal(cost, least));
         scored.iter().enumerate().filter(move |(_, scored)| is_least(scored))
     };
-    let smallest = tied().map(|(_, scored)| TreeSize::of(scored)).min()?;
-    let last = || tied().filter(|(_, scored)| TreeSize::of(scored) == smallest);
+    // A view that is not live may look small only because its stream is broken, and large only because removals
+    // were lost. So one such tree among the equal ones leaves all of them to chance: a size that is not known is
+    // neither the larger nor the smaller, and trust alone decides nothing.
+    let known = tied().all(|(_, scored)| scored.candidate.trust == Trust::Live);
+    let size = |scored: &Scored| if known { scored.candidate.tree_size } else { 0 };
+    let smallest = tied().map(|(_, scored)| size(scored)).min()?;
+    let last = || tied().filter(|(_, scored)| size(scored) == smallest);
     let (ties, left) = (tied().count(), last().count());
     let reason = match (ties, left) {
         (1, _) => Reason::LowestLogit,
@@ -133,7 +122,8 @@ fn drawn(scored: &[Scored], temperature: f64, chance: &mut Chance) -> Option<usi
     last
 }
 
-fn are_equal(a: f64, b: f64) -> bool {
+/// Whether two costs are one.
+pub(super) fn are_equal(a: f64, b: f64) -> bool {
     a.total_cmp(&b).is_eq() || (a - b).abs() <= EQUAL_WITHIN * a.abs().max(b.abs()).max(1.0)
 }
 
@@ -184,18 +174,38 @@ mod tests {
         assert_eq!(pick(&[rank(1e-15, 2), rank(0.0, 9)]), (0, Reason::SmallerTree));
     }
 
-    /// Case C34's rule: a broken stream makes a tree look small.
+    /// S1, case C34's rule: a broken stream makes a tree look small, or large; neither wins nor loses by it.
     #[test]
-    fn a_view_that_is_not_live_does_not_win_by_its_small_tree() {
-        for trust in [Trust::Joining, Trust::Repairing, Trust::Silent, Trust::Partial(MayErr::Miss)] {
-            let mut broken = rank(7.0, 0);
-            broken.candidate.trust = trust;
-            assert_eq!(pick(&[broken.clone(), rank(7.0, 500)]), (1, Reason::SmallerTree));
-            assert_eq!(pick(&[rank(7.5, 1), broken.clone()]), (1, Reason::LowestLogit));
-            let mut larger = broken.clone();
-            larger.candidate.tree_size = 3;
-            assert_eq!(pick(&[broken, larger]).1, Reason::Chance);
+    fn one_tree_that_is_not_known_leaves_a_tie_to_chance() {
+        for trust in [
+            Trust::Unknown,
+            Trust::Silent,
+            Trust::Joining,
+            Trust::Repairing,
+            Trust::Partial(MayErr::Miss),
+            Trust::Partial(MayErr::Overcredit),
+        ] {
+            for tree_size in [0, 3, 500, 9_000] {
+                let mut broken = rank(7.0, tree_size);
+                broken.candidate.trust = trust;
+                let ranks = [broken.clone(), rank(7.0, 500), rank(7.0, 3), rank(7.5, 0)];
+                assert_eq!(pick(&ranks).1, Reason::Chance);
+                let picks = picks(&ranks, 0.0, 600);
+                assert!(picks[..3].iter().all(|&n| n > 150) && picks[3] == 0, "{trust}: {picks:?}");
+                assert_eq!(pick(&[rank(7.5, 1), broken]), (1, Reason::LowestLogit));
+            }
         }
+        let mut dearer = rank(8.0, 0);
+        dearer.candidate.trust = Trust::Joining;
+        assert_eq!(pick(&[dearer, rank(7.0, 5), rank(7.0, 4)]), (2, Reason::SmallerTree));
+    }
+
+    /// S1: `smaller_tree` is said only where sizes decided.
+    #[test]
+    fn equal_trees_are_left_to_chance() {
+        assert_eq!(pick(&[rank(7.0, 2), rank(7.0, 2)]).1, Reason::Chance);
+        let picks = picks(&[rank(7.0, 2), rank(7.0, 2), rank(7.0, 9)], 0.0, 400);
+        assert!(picks[0] > 120 && picks[1] > 120 && picks[2] == 0, "{picks:?}");
     }
 
     /// S3

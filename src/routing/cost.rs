@@ -90,6 +90,11 @@ impl Terms {
         terms
     }
 
+    /// What ranks are ordered by, as far as they can be compared: the cost, or its prefill term where there is none.
+    pub fn order(&self) -> f64 {
+        self.logit.unwrap_or(self.prefill_cost)
+    }
+
     /// The line that operators know: `24.250 = 1.0 * prefill_blocks + decode_blocks = 1.0 * 12.250 + 12.000`.
     /// Terms that are switched off do not show.
     pub fn formula(&self) -> Formula<'_> {

@@ -7,9 +7,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::candidate::{Balance, Candidate, CandidateLoad, Request, Role};
+use super::choice::are_equal;
 use super::cost::Terms;
 use super::dispatch::Dispatch;
-use super::filter::Excluded;
+use super::filter::{Excluded, Obstacle};
 use super::policy::Policy;
 use crate::block::BlockSize;
 use crate::ids::{DpRank, LocalRank, RankKey, WorkerId};
@@ -47,9 +48,34 @@ pub struct Decision<'s> {
     pub temperature: f64,
     /// Ranks that were not scored, by what kept them out.
     pub excluded: Excluded,
+    /// Nothing is heard of any rank that could serve the request: the choice was made among them all the same.
+    pub all_silent: bool,
+    left_out: Cow<'s, [LeftOut]>,
     candidates: Cow<'s, [Scored]>,
     /// Always an index into `candidates`.
     chosen: usize,
+}
+
+/// A rank that its own state kept out, and by what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeftOut {
+    /// The rank.
+    pub rank: RankKey,
+    /// What kept it out.
+    pub obstacle: Obstacle,
+}
+
+impl LeftOut {
+    /// Most of them that a decision names: enough to see which workers are gone, and an answer stays small. All of
+    /// them are counted.
+    pub const MAX: usize = 32;
+}
+
+/// Everybody who was not scored.
+pub(super) struct KeptOut<'s> {
+    pub(super) all_silent: bool,
+    pub(super) counts: Excluded,
+    pub(super) ranks: &'s [LeftOut],
 }
 
 impl<'s> Decision<'s> {
@@ -59,8 +85,10 @@ impl<'s> Decision<'s> {
         request: &Request<'_>,
         scored: &'s [Scored],
         (chosen, reason): (usize, Reason),
-        excluded: Excluded,
+        kept_out: KeptOut<'s>,
     ) -> Self {
+        let KeptOut { all_silent, counts, ranks } = kept_out;
+        let reason = if all_silent { Reason::AllSilent } else { reason };
         let candidate = &scored[chosen].candidate;
         let pinned = request.constraints.pin.is_some_and(|pin| pin.dp_rank.is_some());
         // A caller who pins a rank has picked it, also where the engine would pick otherwise.
@@ -77,7 +105,9 @@ impl<'s> Decision<'s> {
             isl_tokens: request.isl_tokens,
             block_size: request.block_size,
             temperature: policy.temperature,
-            excluded,
+            excluded: counts,
+            all_silent,
+            left_out: Cow::Borrowed(ranks),
             candidates: Cow::Borrowed(scored),
             chosen,
         }
@@ -86,6 +116,38 @@ impl<'s> Decision<'s> {
     /// Every candidate that was scored, in the order in which they were offered.
     pub fn candidates(&self) -> &[Scored] {
         &self.candidates
+    }
+
+    /// Ranks that their own state kept out, the first [`LeftOut::MAX`] of them.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
+    }
+
+    /// The candidates in the order in which they would be chosen, the one that won first. Costs a sort: for what is
+    /// shown.
+    pub fn ranked(&self) -> Vec<&Scored> {
+        let key = |scored: &Scored| (scored.terms.logit.is_none(), scored.terms.order());
+        let mut others: Vec<_> = (0..self.candidates.len())
+            .filter(|&at| at != self.chosen)
+            .map(|at| &self.candidates[at])
+            .collect();
+        others.sort_by(|a, b| {
+            let ((a_unknown, a_cost), (b_unknown, b_cost)) = (key(a), key(b));
+            a_unknown.cmp(&b_unknown).then(a_cost.total_cmp(&b_cost))
+        });
+        others.insert(0, self.chosen());
+        others
+    }
+
+    /// How the choice fell among candidates of equal cost; `None` where the one that won had no equal, or was drawn.
+    pub fn tie(&self) -> Option<Tie<'_>> {
+        let won = self.chosen();
+        let equal = |other: &Scored| {
+            other.terms.logit.is_some() == won.terms.logit.is_some()
+                && are_equal(other.terms.order(), won.terms.order())
+        };
+        let ranks = self.candidates.iter().filter(|other| equal(other)).count();
+        (ranks > 1 && self.reason != Reason::Temperature).then_some(Tie { decision: self, ranks })
     }
 
     /// The candidate that won. Where the engine picks, the best known rank of the chosen worker.
@@ -105,7 +167,11 @@ impl<'s> Decision<'s> {
 
     /// The same decision with a table of its own.
     pub fn into_owned(self) -> Decision<'static> {
-        Decision { candidates: Cow::Owned(self.candidates.into_owned()), ..self }
+        Decision {
+            candidates: Cow::Owned(self.candidates.into_owned()),
+            left_out: Cow::Owned(self.left_out.into_owned()),
+            ..self
+        }
     }
 }
 
@@ -133,6 +199,26 @@ impl fmt::Display for Decision<'_> {
     }
 }
 
+/// Displays how a tie fell.
+#[derive(Clone, Copy, Debug)]
+pub struct Tie<'d> {
+    decision: &'d Decision<'d>,
+    /// Candidates of equal cost.
+    pub ranks: usize,
+}
+
+impl fmt::Display for Tie<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Scored { candidate, terms } = self.decision.chosen();
+        let cost = terms.order();
+        write!(f, "tie of {} candidates at {cost:.3}: {} ", self.ranks, candidate.rank)?;
+        match self.decision.reason {
+            Reason::SmallerTree => write!(f, "has the smallest tree, {} blocks", candidate.tree_size),
+            _ => f.write_str("was chosen by chance"),
+        }
+    }
+}
+
 /// Where a request goes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Pick {
@@ -140,8 +226,9 @@ pub enum Pick {
     Rank {
         /// The rank, global.
         rank: RankKey,
-        /// The same rank, counted within its worker: what dispatch wants.
-        local: LocalRank,
+        /// The same rank, counted within its worker: what dispatch wants. `None` where nobody said at which rank
+        /// the worker starts.
+        local: Option<LocalRank>,
     },
     /// To this worker; its engine picks the rank.
     Engine {
@@ -167,10 +254,10 @@ impl Pick {
         }
     }
 
-    /// The rank within its worker; `None` where the engine picks it.
+    /// The rank within its worker; `None` where the engine picks it, or where the worker's start is not known.
     pub fn local(&self) -> Option<LocalRank> {
         match self {
-            Self::Rank { local, .. } => Some(*local),
+            Self::Rank { local, .. } => *local,
             Self::Engine { .. } => None,
         }
     }
@@ -191,7 +278,8 @@ impl Pick {
 impl fmt::Display for Pick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rank { rank, local } => write!(f, "{rank} (local rank {})", local.0),
+            Self::Rank { rank, local: Some(local) } => write!(f, "{rank} (local rank {})", local.0),
+            Self::Rank { rank, local: None } => write!(f, "{rank} (local rank unknown)"),
             Self::Engine { worker } => {
                 write!(f, "{worker} ({})", self.why_no_rank().unwrap_or_default())
             }
@@ -207,14 +295,16 @@ pub enum Reason {
     OnlyCandidate,
     /// Its cost was the lowest.
     LowestLogit,
-    /// Among equal costs its tree was the smallest, or the only one whose size is known.
+    /// Among equal costs its tree was the smallest, and all their sizes are known.
     SmallerTree,
-    /// Among equal costs and trees, chance.
+    /// Among equal costs, and trees that are equal or not all known, chance.
     Chance,
     /// Drawn in proportion to the costs.
     Temperature,
     /// No candidate's load is known: the least prefill work, then the smaller tree, then chance.
     LoadUnknown,
+    /// Nothing is heard of any rank that could serve the request; chosen among them as among others.
+    AllSilent,
     /// The request named the rank.
     Pinned,
     /// The worker's engine picks the rank; the worker was chosen by its best known rank.
@@ -223,13 +313,14 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for metrics that count picks by reason.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::OnlyCandidate,
         Self::LowestLogit,
         Self::SmallerTree,
         Self::Chance,
         Self::Temperature,
         Self::LoadUnknown,
+        Self::AllSilent,
         Self::Pinned,
         Self::EngineBalances,
     ];
@@ -243,6 +334,7 @@ impl Reason {
             Self::Chance => "chance",
             Self::Temperature => "temperature",
             Self::LoadUnknown => "load_unknown",
+            Self::AllSilent => "all_silent",
             Self::Pinned => "pinned",
             Self::EngineBalances => "engine_balances",
         }
@@ -305,6 +397,27 @@ pub enum Refusal {
         /// How many ranks could serve it otherwise.
         ranks: u32,
     },
+    /// The request leaves out every rank that could serve it.
+    #[error("the request leaves out every rank that could serve it ({ranks})")]
+    AllLeftOut {
+        /// How many ranks could serve it otherwise.
+        ranks: u32,
+    },
+    /// Every rank that could serve it sleeps.
+    #[error("every rank that could serve it is asleep ({ranks})")]
+    Asleep {
+        /// How many ranks could serve it otherwise.
+        ranks: u32,
+    },
+    /// Nothing is heard of the pinned rank.
+    #[error(
+        "nothing is heard of the pinned rank, it may be gone ({ranks} silent); \
+         pinned_worker.force sends the request there all the same"
+    )]
+    Silent {
+        /// How many ranks could serve it otherwise.
+        ranks: u32,
+    },
     /// Every rank that could serve it is over its limit.
     #[error("every rank that could serve it is overloaded ({ranks})")]
     Overloaded {
@@ -325,6 +438,9 @@ impl Refusal {
             Self::NoneInRole { .. } => "none_in_role",
             Self::TaintsUnmet => "taints_unmet",
             Self::NoEndpoint => "no_endpoint",
+            Self::AllLeftOut { .. } => "all_left_out",
+            Self::Asleep { .. } => "asleep",
+            Self::Silent { .. } => "silent",
             Self::TooLarge { .. } => "too_large",
             Self::Overloaded { .. } => "overloaded",
         }
@@ -342,6 +458,9 @@ impl Refusal {
             | Self::NoneAllowed
             | Self::NoneInRole { .. }
             | Self::TaintsUnmet
+            | Self::AllLeftOut { .. }
+            | Self::Asleep { .. }
+            | Self::Silent { .. }
             | Self::NoEndpoint => RefusalKind::Unavailable,
         }
     }
@@ -349,13 +468,19 @@ impl Refusal {
     /// The part of the request that is at odds with the fleet, if one is.
     pub fn field(&self) -> Option<&'static str> {
         match self {
-            Self::UnknownWorker { .. } | Self::NoSuchRank { .. } | Self::NotAllowed { .. } => {
-                Some("pinned_worker")
-            }
+            Self::UnknownWorker { .. }
+            | Self::NoSuchRank { .. }
+            | Self::NotAllowed { .. }
+            | Self::Silent { .. } => Some("pinned_worker"),
+            Self::AllLeftOut { .. } => Some("exclude_ranks"),
             Self::NoneAllowed => Some("allowed_worker_ids"),
             Self::NoneInRole { .. } => Some("role"),
             Self::TaintsUnmet => Some("required_taints"),
-            Self::NoWorker | Self::NoEndpoint | Self::TooLarge { .. } | Self::Overloaded { .. } => None,
+            Self::NoWorker
+            | Self::NoEndpoint
+            | Self::Asleep { .. }
+            | Self::TooLarge { .. }
+            | Self::Overloaded { .. } => None,
         }
     }
 }
@@ -381,9 +506,18 @@ impl fmt::Display for Basis<'_> {
         let Self(candidate) = self;
         let overlap = candidate.overlap;
         write!(f, "overlap {} device, {} host, {} disk", overlap.device, overlap.host, overlap.disk)?;
-        write!(f, ", tree {}, view {}", candidate.tree_size, candidate.trust)?;
-        for way in candidate.trust.may_err() {
-            write!(f, " {way}")?;
+        match candidate.booked_blocks() {
+            0 => {}
+            booked => write!(f, ", {booked} booked")?,
+        }
+        write!(f, ", tree {}", candidate.tree_size)?;
+        match candidate.total_blocks {
+            Some(total) => write!(f, ", total blocks {total}")?,
+            None => f.write_str(", total blocks unknown")?,
+        }
+        write!(f, ", view {}", candidate.trust)?;
+        for why in candidate.trust.may_err().iter().copied().chain(candidate.reasons.names()) {
+            write!(f, " {why}")?;
         }
         write!(f, " ({})", Age(candidate.view_age))?;
         match candidate.load {

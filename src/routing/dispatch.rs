@@ -27,7 +27,8 @@ impl Dispatch {
     /// SGLang's fields, the newer first.
     pub const BODY_FIELDS: &'static [&'static str] = &["routed_dp_rank", "data_parallel_rank"];
 
-    /// How `pick` is named to an engine of this style; `None` where the engine picks the rank itself.
+    /// How `pick` is named to an engine of this style; `None` where the engine picks the rank itself, and where
+    /// nobody said at which rank its worker starts.
     pub fn of(style: EngineStyle, pick: &Pick) -> Option<Self> {
         let local = pick.local()?;
         let (header, body_fields) = match style {
@@ -47,7 +48,7 @@ mod tests {
     /// R4: the local number goes out, under the engine's own name.
     #[test]
     fn a_rank_is_named_by_its_local_number() {
-        let pick = Pick::Rank { rank: RankKey::new("w2", 6), local: LocalRank(2) };
+        let pick = Pick::Rank { rank: RankKey::new("w2", 6), local: Some(LocalRank(2)) };
         let vllm = Dispatch::of(EngineStyle::Vllm, &pick);
         assert_eq!(
             vllm,
@@ -55,6 +56,13 @@ mod tests {
         );
         let sglang = Dispatch::of(EngineStyle::Sglang, &pick);
         assert_eq!(sglang.map(|d| (d.header, d.body_fields)), Some((None, Dispatch::BODY_FIELDS)));
+    }
+
+    /// R4: a number that nobody said is not guessed.
+    #[test]
+    fn a_rank_without_a_known_start_has_no_number() {
+        let pick = Pick::Rank { rank: RankKey::new("w2", 0), local: None };
+        assert_eq!(Dispatch::of(EngineStyle::Vllm, &pick), None);
     }
 
     /// R6: nothing is sent where the engine picks.

@@ -3,6 +3,7 @@
 use super::candidate::{Candidate, Constraints, Standing};
 use super::decision::Refusal;
 use crate::ids::{DpRank, RankKey};
+use crate::trust::Trust;
 
 /// Lets through the candidates that a request's constraints allow, and knows afterwards why there were none.
 ///
@@ -12,6 +13,9 @@ pub struct Sieve<'r> {
     constraints: Constraints<'r>,
     offered: u32,
     excluded: Excluded,
+    exclude_silent: bool,
+    /// A rank of which something is heard is kept out by its load alone.
+    busy_elsewhere: bool,
     /// First and last rank of the pinned worker, once one of its ranks was offered.
     pinned_range: Option<(DpRank, DpRank)>,
     pinned_rank_exists: bool,
@@ -24,20 +28,42 @@ impl<'r> Sieve<'r> {
             constraints: *constraints,
             offered: 0,
             excluded: Excluded::default(),
+            exclude_silent: true,
+            busy_elsewhere: false,
             pinned_range: None,
             pinned_rank_exists: false,
         }
     }
 
+    /// The same sieve, which keeps silent ranks out or does not.
+    #[must_use]
+    pub fn excluding_silent(self, exclude_silent: bool) -> Self {
+        Self { exclude_silent, ..self }
+    }
+
     /// Whether `candidate` may serve the request.
     pub fn passes(&mut self, candidate: &Candidate) -> bool {
+        self.obstacle_of(candidate).is_none()
+    }
+
+    /// What keeps `candidate` out; `None` if it may serve the request.
+    pub fn obstacle_of(&mut self, candidate: &Candidate) -> Option<Obstacle> {
         self.offered = self.offered.saturating_add(1);
         self.note_pinned(&candidate.rank);
-        let obstacle = self.obstacle(candidate);
-        if let Some(obstacle) = obstacle {
-            self.excluded.count(obstacle);
+        let obstacle = self.obstacle(candidate)?;
+        self.excluded.count(obstacle);
+        self.busy_elsewhere |= obstacle == Obstacle::Overloaded && !self.is_shut_out(candidate);
+        Some(obstacle)
+    }
+
+    /// Lets the silent ranks in where nothing passed because every rank that could serve the request is silent;
+    /// `false` otherwise. Load elsewhere brings none of them back, and a pin is answered or refused.
+    pub fn lets_silent_in(&mut self) -> bool {
+        let let_in = !self.busy_elsewhere && self.constraints.pin.is_none();
+        if let_in {
+            self.excluded.forget(Obstacle::Silent);
         }
-        obstacle.is_none()
+        let_in
     }
 
     /// What kept out those that did not pass, so far.
@@ -68,9 +94,12 @@ impl<'r> Sieve<'r> {
             Some(Obstacle::WrongRole) => {
                 Refusal::NoneInRole { role: self.constraints.role.unwrap_or_default() }
             }
+            Some(Obstacle::LeftOut) => Refusal::AllLeftOut { ranks: self.excluded.by(Obstacle::LeftOut) },
             Some(Obstacle::MissingTaint) => Refusal::TaintsUnmet,
             Some(Obstacle::NoEndpoint) => Refusal::NoEndpoint,
             Some(Obstacle::TooSmall) => Refusal::TooLarge { ranks: self.excluded.by(Obstacle::TooSmall) },
+            Some(Obstacle::Asleep) => Refusal::Asleep { ranks: self.excluded.by(Obstacle::Asleep) },
+            Some(Obstacle::Silent) => Refusal::Silent { ranks: self.excluded.by(Obstacle::Silent) },
             Some(Obstacle::Overloaded) => {
                 Refusal::Overloaded { ranks: self.excluded.by(Obstacle::Overloaded) }
             }
@@ -87,8 +116,17 @@ impl<'r> Sieve<'r> {
         self.pinned_rank_exists |= pin.dp_rank == Some(rank.dp_rank);
     }
 
+    /// Whether nothing is heard of the rank and that keeps it out.
+    fn is_shut_out(&self, candidate: &Candidate) -> bool {
+        self.exclude_silent && !self.is_forced() && candidate.trust == Trust::Silent
+    }
+
+    fn is_forced(&self) -> bool {
+        self.constraints.force_pin && self.constraints.pin.is_some()
+    }
+
     fn obstacle(&self, candidate: &Candidate) -> Option<Obstacle> {
-        let Constraints { role, allowed, pin, required_taints } = self.constraints;
+        let Constraints { role, allowed, pin, left_out, required_taints, .. } = self.constraints;
         let worker = &candidate.rank.worker;
         if allowed.is_some_and(|allowed| !allowed.contains(worker)) {
             return Some(Obstacle::NotAllowed);
@@ -97,6 +135,9 @@ impl<'r> Sieve<'r> {
         if pin.is_some_and(|pin| pin.worker != *worker || !wanted(pin.dp_rank)) {
             return Some(Obstacle::NotPinned);
         }
+        if left_out.is_some_and(|left_out| left_out.contains(&candidate.rank)) {
+            return Some(Obstacle::LeftOut);
+        }
         if !candidate.role.serves(role) {
             return Some(Obstacle::WrongRole);
         }
@@ -104,7 +145,10 @@ impl<'r> Sieve<'r> {
             return Some(Obstacle::MissingTaint);
         }
         match candidate.standing {
+            Standing::Ready if self.is_shut_out(candidate) => Some(Obstacle::Silent),
+            Standing::Asleep if self.is_forced() => None,
             Standing::Ready => None,
+            Standing::Asleep => Some(Obstacle::Asleep),
             Standing::NoEndpoint => Some(Obstacle::NoEndpoint),
             Standing::TooSmall => Some(Obstacle::TooSmall),
             Standing::Overloaded => Some(Obstacle::Overloaded),
@@ -122,7 +166,17 @@ pub fn eligible<'c>(
     candidates: impl IntoIterator<Item = &'c Candidate>,
 ) -> Result<Vec<&'c Candidate>, Refusal> {
     let mut sieve = Sieve::new(constraints);
-    let passed: Vec<_> = candidates.into_iter().filter(|candidate| sieve.passes(candidate)).collect();
+    let (mut passed, mut silent) = (Vec::new(), Vec::new());
+    for candidate in candidates {
+        match sieve.obstacle_of(candidate) {
+            None => passed.push(candidate),
+            Some(Obstacle::Silent) => silent.push(candidate),
+            Some(_) => {}
+        }
+    }
+    if passed.is_empty() && !silent.is_empty() && sieve.lets_silent_in() {
+        passed = silent;
+    }
     if passed.is_empty() { Err(sieve.refusal()) } else { Ok(passed) }
 }
 
@@ -133,6 +187,8 @@ pub enum Obstacle {
     NotAllowed,
     /// Another worker or rank is pinned.
     NotPinned,
+    /// The request does not want it.
+    LeftOut,
     /// Its worker is for something else.
     WrongRole,
     /// It lacks a label that the request requires.
@@ -141,31 +197,46 @@ pub enum Obstacle {
     NoEndpoint,
     /// It holds fewer blocks than the request needs.
     TooSmall,
+    /// Its engine sleeps.
+    Asleep,
+    /// Nothing is heard of it.
+    Silent,
     /// It is over its limit.
     Overloaded,
 }
 
 impl Obstacle {
     /// All of them, in the order in which they are looked at.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::NotAllowed,
         Self::NotPinned,
+        Self::LeftOut,
         Self::WrongRole,
         Self::MissingTaint,
         Self::NoEndpoint,
         Self::TooSmall,
+        Self::Asleep,
+        Self::Silent,
         Self::Overloaded,
     ];
+
+    /// Whether it is the rank's own state, and not what the request wants, that keeps it out.
+    pub fn is_of_the_rank(self) -> bool {
+        self >= Self::NoEndpoint
+    }
 
     /// The obstacle's name in answers.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotAllowed => "not_allowed",
             Self::NotPinned => "not_pinned",
+            Self::LeftOut => "left_out",
             Self::WrongRole => "wrong_role",
             Self::MissingTaint => "missing_taint",
             Self::NoEndpoint => "no_endpoint",
             Self::TooSmall => "too_small",
+            Self::Asleep => "asleep",
+            Self::Silent => "silent",
             Self::Overloaded => "overloaded",
         }
     }
@@ -194,6 +265,10 @@ impl Excluded {
     /// The obstacle that stopped the candidates which came furthest.
     fn furthest(&self) -> Option<Obstacle> {
         Obstacle::ALL.into_iter().rev().find(|&obstacle| self.by(obstacle) > 0)
+    }
+
+    fn forget(&mut self, obstacle: Obstacle) {
+        self.0[obstacle as usize] = 0;
     }
 
     fn count(&mut self, obstacle: Obstacle) {

@@ -25,12 +25,12 @@ pub mod router;
 
 pub use booking::Booking;
 pub use candidate::{
-    AllowList, Balance, Candidate, CandidateLoad, Constraints, EngineStyle, Overlap, Pin, Request, Role,
-    Standing, Taints,
+    AllowList, Balance, Candidate, CandidateLoad, Constraints, EngineStyle, Overlap, Pin, RankList, Request,
+    Role, Standing, Taints,
 };
 pub use choice::Chance;
 pub use cost::Terms;
-pub use decision::{Decision, Pick, Reason, Refusal, RefusalKind, Scored};
+pub use decision::{Decision, LeftOut, Pick, Reason, Refusal, RefusalKind, Scored, Tie};
 pub use dispatch::Dispatch;
 pub use drain::{Doubt, DoubtWhy, Drain, Room};
 pub use filter::{Excluded, Obstacle, Sieve};
@@ -38,6 +38,8 @@ pub use overlaps::Overlaps;
 pub use policy::{Policy, PolicyError, PolicyOverride, TrustCredit};
 pub use prompt::{MmItem, Prompt, PromptForm, PromptHashes};
 pub use router::{Reserved, Router, RouterConfig, RouterScratch, SelectError, SelectRequest};
+
+use decision::KeptOut;
 
 /// Scores candidates; keeps its table from request to request, so that a warm scorer allocates nothing.
 ///
@@ -72,6 +74,9 @@ pub use router::{Reserved, Router, RouterConfig, RouterScratch, SelectError, Sel
 #[derive(Default, Debug)]
 pub struct Scorer {
     scored: Vec<Scored>,
+    /// Ranks of which nothing is heard: looked at where there is no other.
+    silent: Vec<Scored>,
+    left_out: Vec<LeftOut>,
 }
 
 impl Scorer {
@@ -90,22 +95,41 @@ impl Scorer {
         candidates: impl IntoIterator<Item = Candidate>,
         chance: &mut Chance,
     ) -> Result<Decision<'s>, Refusal> {
-        let mut sieve = Sieve::new(&request.constraints);
-        self.scored.clear();
-        self.scored.extend(
-            candidates
-                .into_iter()
-                .filter(|candidate| sieve.passes(candidate))
-                .map(|candidate| Scored { candidate, terms: Terms::default() }),
-        );
+        let mut sieve = Sieve::new(&request.constraints).excluding_silent(policy.exclude_silent);
+        self.sift(&mut sieve, candidates);
+        let all_silent = self.scored.is_empty() && !self.silent.is_empty() && sieve.lets_silent_in();
+        if all_silent {
+            std::mem::swap(&mut self.scored, &mut self.silent);
+            self.left_out.retain(|left_out| left_out.obstacle != Obstacle::Silent);
+        }
         let floor = cost::prefill_floor(self.scored.iter().map(|scored| &scored.candidate));
         for Scored { candidate, terms } in &mut self.scored {
             *terms = Terms::of(policy, request, floor, candidate);
         }
-        let Some(choice) = choice::choose(&self.scored, policy.temperature, chance) else {
+        let Some((chosen, reason)) = choice::choose(&self.scored, policy.temperature, chance) else {
             return Err(sieve.refusal());
         };
-        Ok(Decision::new(policy, request, &self.scored, choice, sieve.excluded()))
+        let kept_out = KeptOut { all_silent, counts: sieve.excluded(), ranks: &self.left_out };
+        Ok(Decision::new(policy, request, &self.scored, (chosen, reason), kept_out))
+    }
+
+    /// Puts every candidate where it belongs, and remembers who was left out.
+    fn sift(&mut self, sieve: &mut Sieve<'_>, candidates: impl IntoIterator<Item = Candidate>) {
+        self.scored.clear();
+        self.silent.clear();
+        self.left_out.clear();
+        for candidate in candidates {
+            let Some(obstacle) = sieve.obstacle_of(&candidate) else {
+                self.scored.push(Scored { candidate, terms: Terms::default() });
+                continue;
+            };
+            if obstacle.is_of_the_rank() && self.left_out.len() < LeftOut::MAX {
+                self.left_out.push(LeftOut { rank: candidate.rank.clone(), obstacle });
+            }
+            if obstacle == Obstacle::Silent {
+                self.silent.push(Scored { candidate, terms: Terms::default() });
+            }
+        }
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Policy {
     pub preferred_taints: Vec<(Box<str>, f64)>,
     /// What overlap is worth on a rank whose view is not live. Ours.
     pub untrusted_credit: TrustCredit,
+    /// Whether a rank of which nothing is heard is no candidate, as long as one of the others could be. Ours.
+    pub exclude_silent: bool,
 }
 
 impl Default for Policy {
@@ -65,6 +67,7 @@ impl Default for Policy {
             expect_booked: true,
             preferred_taints: Vec::new(),
             untrusted_credit: TrustCredit::default(),
+            exclude_silent: true,
         }
     }
 }
@@ -118,6 +121,7 @@ impl Policy {
         lay(&mut policy.expect_booked, &over.expect_booked);
         lay(&mut policy.preferred_taints, &over.preferred_taints);
         lay(&mut policy.untrusted_credit, &over.untrusted_credit);
+        lay(&mut policy.exclude_silent, &over.exclude_silent);
         policy.validate()?;
         Ok(Cow::Owned(policy))
     }
@@ -140,6 +144,7 @@ pub struct PolicyOverride {
     pub expect_booked: Option<bool>,
     pub preferred_taints: Option<Vec<(Box<str>, f64)>>,
     pub untrusted_credit: Option<TrustCredit>,
+    pub exclude_silent: Option<bool>,
 }
 
 /// Factor on the whole overlap credit of a rank, by the trust in its view; each 0 to 1.
@@ -166,6 +171,11 @@ impl Default for TrustCredit {
 }
 
 impl TrustCredit {
+    /// The same factor for every rank that is not live.
+    pub const fn all(share: f64) -> Self {
+        Self { joining: share, repairing: share, may_miss: share, may_overcredit: share, silent: share }
+    }
+
     /// The factor for a rank in this state.
     pub fn factor(&self, trust: Trust) -> f64 {
         match trust {
@@ -284,6 +294,7 @@ mod tests {
             expect_booked: Some(false),
             preferred_taints: Some(taints.clone()),
             untrusted_credit: Some(credit),
+            exclude_silent: Some(false),
         };
         let all = Policy {
             overlap_weight: 2.0,
@@ -299,6 +310,7 @@ mod tests {
             expect_booked: false,
             preferred_taints: taints,
             untrusted_credit: credit,
+            exclude_silent: false,
         };
         assert_eq!(*Policy::default().overlaid(&over).unwrap(), all);
     }

@@ -344,6 +344,7 @@ impl<'a> Sight<'a> {
         let capacity = self.pool.capacity_of(worker, rank, self.loads);
         let load = self.loads.load(self.now, key, self.pool.block_size, capacity.exact());
         let overlap = overlap_of(self.overlaps, rank);
+        let reasons = rank.status.reasons();
         let shared = self.loads.ledger().shared(key, self.chain);
         let full = self.request.full_blocks();
         let active = (shared.active as u64).min(full);
@@ -357,11 +358,14 @@ impl<'a> Sight<'a> {
             engine: worker.spec.engine,
             standing: match of_worker {
                 Standing::Ready => self.standing(worker, rank, &load, capacity),
+                Standing::Overloaded if self.loads.is_asleep(self.now, key) => Standing::Asleep,
                 other => other,
             },
             taints: Arc::clone(&worker.taints),
             overlap,
-            trust: rank.status.trust(),
+            trust: reasons.trust(),
+            reasons,
+            total_blocks: capacity.blocks(),
             view_age: rank.status.last_heard().map(|at| self.now.since(at)),
             tree_size: self.overlaps.tree_size(rank.slot),
             load: candidate_load(&load),
@@ -401,6 +405,9 @@ impl<'a> Sight<'a> {
     ) -> Standing {
         if capacity.exact().is_some_and(|blocks| self.request.blocks() > blocks) {
             return Standing::TooSmall;
+        }
+        if self.loads.is_asleep(self.now, &rank.plan.rank) {
+            return Standing::Asleep;
         }
         let over = match (self.config.busy_threshold, load.used_blocks(), hard(capacity)) {
             (Some(threshold), Some(used), Some(capacity)) => threshold.is_over(used, capacity),

@@ -42,7 +42,7 @@ use serde_json::json;
 pub use self::connections::{ConnectionLimits, serve, serve_with};
 pub use self::declaration::{StrictWorkerFields, WorkerFields};
 pub use self::problem::Problem;
-pub use self::state::{ServiceConfig, ServiceState};
+pub use self::state::{LogDecisions, ServiceConfig, ServiceState};
 use self::visit::{Rules, Visit, may_take_effect};
 use crate::fleet::{Change, DeclareError, WorkerSpec};
 use crate::ids::{Moment, RankKey, WorkerId};

@@ -23,6 +23,8 @@ struct PotentialOut<'a> {
     active_requests: Option<u64>,
     load: &'static str,
     trust: &'static str,
+    may_err: &'static [&'static str],
+    reasons: Vec<&'static str>,
 }
 
 /// `POST /potential_loads`: what each rank's load would be with this prompt. `null` where it is not known.
@@ -67,6 +69,8 @@ pub(super) async fn potential_loads<C: Control>(
             active_requests,
             load,
             trust: candidate.trust.name(),
+            may_err: candidate.trust.may_err(),
+            reasons: candidate.reasons.names().collect(),
         }
     });
     Ok(Json(ranks.collect::<Vec<_>>()).into_response())
@@ -84,6 +88,7 @@ struct OverlapOut<'a> {
     shared_beyond_device_blocks: Option<u64>,
     trust: &'static str,
     may_err: &'static [&'static str],
+    reasons: Vec<&'static str>,
     groups_left_out: bool,
 }
 
@@ -106,7 +111,8 @@ pub(super) async fn overlap_scores<C: Control>(
         let ranks = asked.map(|(worker, rank)| {
             // In blocks: a block size of one token.
             let reach = Reach::of(overlaps, rank, 1);
-            let trust = rank.status.trust();
+            let reasons = rank.status.reasons();
+            let trust = reasons.trust();
             OverlapOut {
                 worker_id: IdOut(&worker.spec.worker, worker.spec.id_form),
                 dp_rank: rank.plan.rank.dp_rank.0,
@@ -118,6 +124,7 @@ pub(super) async fn overlap_scores<C: Control>(
                 shared_beyond_device_blocks: None,
                 trust: trust.name(),
                 may_err: trust.may_err(),
+                reasons: reasons.names().collect(),
                 groups_left_out: reach.left_out,
             }
         });

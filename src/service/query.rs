@@ -443,6 +443,7 @@ struct RankOut<'a> {
     disk: u64,
     trust: &'static str,
     may_err: &'static [&'static str],
+    reasons: Vec<&'static str>,
     age_ms: Option<u64>,
     groups_left_out: bool,
 }
@@ -522,7 +523,8 @@ impl<'a> Answer<'a> {
             let longest = self.tier.unwrap_or(TierBody::Any);
             self.instances.entry(id.as_str()).or_default().add(dp_rank, reach, longest);
         }
-        let trust = rank.status.trust();
+        let reasons = rank.status.reasons();
+        let trust = reasons.trust();
         self.ranks.push(RankOut {
             worker_id: IdOut(id, worker.spec.id_form),
             dp_rank,
@@ -531,6 +533,7 @@ impl<'a> Answer<'a> {
             disk: reach.disk,
             trust: trust.name(),
             may_err: trust.may_err(),
+            reasons: reasons.names().collect(),
             age_ms: age_ms(now, rank),
             groups_left_out: reach.left_out,
         });

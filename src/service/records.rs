@@ -132,7 +132,7 @@ impl<'a> PostedOut<'a> {
             kv_events_endpoint: None,
             kv_events_endpoints: None,
             replay_endpoint: None,
-            data_parallel_start_rank: Some(spec.ranks.start().0),
+            data_parallel_start_rank: spec.ranks.said_start().map(|start| start.0),
             data_parallel_size: Some(spec.ranks.len()),
             max_num_batched_tokens: spec.max_num_batched_tokens,
             total_kv_blocks: None,

@@ -15,7 +15,7 @@ use super::problem::Problem;
 use super::query::{HashParam, InstanceOut, Reach, TierBody, hashes_out};
 use super::reservations::{Selected, id_of};
 use super::selection::{Parts, SelectBody};
-use super::state::{ServiceState, Unnamed, check_block_size, meant};
+use super::state::{LogDecisions, ServiceState, Unnamed, check_block_size, meant};
 use super::url::Params;
 use super::workers::form_of;
 use crate::fleet::IdForm;
@@ -23,7 +23,7 @@ use crate::ids::{RankKey, WorkerId};
 use crate::indexer::{FleetView, PoolView};
 use crate::load::ReservationId;
 use crate::routing::{
-    CandidateLoad, Constraints, Decision, Dispatch, Pick, Pin, RouterScratch, Scored, SelectError,
+    CandidateLoad, Constraints, Decision, Dispatch, LeftOut, Pick, Pin, RouterScratch, Scored, SelectError,
     SelectRequest,
 };
 
@@ -76,7 +76,9 @@ fn answer<C: Control>(
     });
     state.metrics().decision_took(started.elapsed());
     result.map_err(|error| {
-        tracing::info!(pool = %pool.key, selection_id = body.selection_id, %error, "refused");
+        if state.config().log_decisions != LogDecisions::Off {
+            tracing::info!(pool = %pool.key, selection_id = body.selection_id, %error, "refused");
+        }
         error.into()
     })
 }
@@ -115,6 +117,8 @@ impl<C: Control> Choice<'_, C> {
             role: body.role(),
             allowed: parts.allowed.as_ref(),
             pin,
+            force_pin: parts.force_pin && !affine,
+            left_out: parts.left_out.as_ref(),
             required_taints: &parts.required,
         };
         let request = SelectRequest {
@@ -177,9 +181,19 @@ struct SelectOut {
     temperature: f64,
     trust: &'static str,
     may_err: &'static [&'static str],
+    reasons: Vec<&'static str>,
     age_ms: Option<u64>,
+    /// Nothing is heard of any rank that could serve the request.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    all_silent: bool,
+    /// The pick, then as many others as were asked for, the best first.
     candidates: Vec<CandidateOut>,
-    excluded: BTreeMap<&'static str, u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top: Option<Vec<TopOut>>,
+    excluded: Vec<ExcludedOut>,
+    /// All that were left out, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    excluded_counts: BTreeMap<&'static str, u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     block_hashes: Option<Vec<HashOut>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -210,12 +224,48 @@ impl From<Dispatch> for DispatchOut {
     }
 }
 
+/// A rank that its own state kept out.
+#[derive(Serialize)]
+struct ExcludedOut {
+    worker_id: serde_json::Value,
+    dp_rank: u32,
+    reason: &'static str,
+}
+
+impl ExcludedOut {
+    fn of(fleet: &FleetView, left_out: &LeftOut) -> Self {
+        let LeftOut { rank, obstacle } = left_out;
+        Self { worker_id: id_value(fleet, &rank.worker), dp_rank: rank.dp_rank.0, reason: obstacle.name() }
+    }
+}
+
+/// A rank in its place in the order.
+#[derive(Serialize)]
+struct TopOut {
+    worker_id: serde_json::Value,
+    dp_rank: u32,
+    local_rank: Option<u32>,
+    logit: Option<f64>,
+}
+
+impl TopOut {
+    fn of(fleet: &FleetView, scored: &Scored) -> Self {
+        let Scored { candidate, terms } = scored;
+        Self {
+            worker_id: id_value(fleet, &candidate.rank.worker),
+            dp_rank: candidate.rank.dp_rank.0,
+            local_rank: candidate.local.map(|local| local.0),
+            logit: terms.logit,
+        }
+    }
+}
+
 /// One candidate with every term of its cost.
 #[derive(Serialize)]
 struct CandidateOut {
     worker_id: serde_json::Value,
     dp_rank: u32,
-    local_rank: u32,
+    local_rank: Option<u32>,
     logit: Option<f64>,
     formula: String,
     device_blocks: u32,
@@ -223,6 +273,8 @@ struct CandidateOut {
     disk_blocks: u32,
     /// Leading blocks that were just sent there.
     expected_blocks: u32,
+    /// Those of them that count as cached only because they were booked.
+    booked_blocks: u32,
     new_blocks: u64,
     cached_tokens: u64,
     effective_prefill_tokens: u64,
@@ -239,8 +291,10 @@ struct CandidateOut {
     active_request_cost: f64,
     taint_multiplier: f64,
     tree_size: u64,
+    total_blocks: Option<u64>,
     trust: &'static str,
     may_err: &'static [&'static str],
+    reasons: Vec<&'static str>,
     age_ms: Option<u64>,
     load: &'static str,
     load_age_ms: Option<u64>,
@@ -263,13 +317,14 @@ impl CandidateOut {
         Self {
             worker_id: id_value(fleet, &candidate.rank.worker),
             dp_rank: candidate.rank.dp_rank.0,
-            local_rank: candidate.local.0,
+            local_rank: candidate.local.map(|local| local.0),
             logit: terms.logit,
             formula: terms.formula().to_string(),
             device_blocks: candidate.overlap.device,
             host_blocks: candidate.overlap.host,
             disk_blocks: candidate.overlap.disk,
             expected_blocks: candidate.expected_blocks,
+            booked_blocks: candidate.booked_blocks(),
             new_blocks: candidate.new_blocks,
             cached_tokens: terms.cached_tokens,
             effective_prefill_tokens: terms.effective_prefill_tokens,
@@ -286,11 +341,38 @@ impl CandidateOut {
             active_request_cost: terms.active_request_cost,
             taint_multiplier: terms.taint_multiplier,
             tree_size: candidate.tree_size,
+            total_blocks: candidate.total_blocks,
             trust: candidate.trust.name(),
             may_err: candidate.trust.may_err(),
+            reasons: candidate.reasons.names().collect(),
             age_ms: candidate.view_age.map(millis),
             load,
             load_age_ms: load_age.map(millis),
+        }
+    }
+}
+
+/// The best `most` of a decision's candidates, the pick first. Only what is shown is put in order.
+fn shown<T>(decision: &Decision<'_>, most: usize, out: impl Fn(&Scored) -> T) -> Vec<T> {
+    match most {
+        0 => Vec::new(),
+        1 => vec![out(decision.chosen())],
+        most => decision.ranked().into_iter().take(most).map(out).collect(),
+    }
+}
+
+/// The lines that operators know, as far as they are wanted.
+fn log(wanted: LogDecisions, pool: &PoolView, body: &SelectBody, decision: &Decision<'_>, affine: bool) {
+    if wanted == LogDecisions::Off {
+        return;
+    }
+    tracing::info!(pool = %pool.key, selection_id = body.selection_id, affine, "{decision}");
+    if wanted == LogDecisions::Candidates {
+        if let Some(tie) = decision.tie() {
+            tracing::info!(pool = %pool.key, selection_id = body.selection_id, "{tie}");
+        }
+        for scored in decision.ranked() {
+            tracing::info!(pool = %pool.key, selection_id = body.selection_id, "{scored}");
         }
     }
 }
@@ -310,10 +392,7 @@ impl SelectOut {
     ) -> Self {
         let reason = decision.reason;
         state.metrics().picked(reason);
-        tracing::info!(pool = %pool.key, selection_id = body.selection_id, affine, "{decision}");
-        for scored in decision.candidates() {
-            tracing::debug!(pool = %pool.key, "{scored}");
-        }
+        log(state.config().log_decisions, pool, body, decision, affine);
         let Scored { candidate, terms } = decision.chosen();
         let worker = decision.pick.worker();
         let spec = fleet.declared().worker(worker);
@@ -348,9 +427,13 @@ impl SelectOut {
             temperature: decision.temperature,
             trust: candidate.trust.name(),
             may_err: candidate.trust.may_err(),
+            reasons: candidate.reasons.names().collect(),
             age_ms: candidate.view_age.map(millis),
-            candidates: decision.candidates().iter().map(|scored| CandidateOut::of(fleet, scored)).collect(),
-            excluded: decision
+            all_silent: decision.all_silent,
+            candidates: shown(decision, body.shown().saturating_add(1), |of| CandidateOut::of(fleet, of)),
+            top: body.top_k().map(|top| shown(decision, top, |of| TopOut::of(fleet, of))),
+            excluded: decision.left_out().iter().map(|of| ExcludedOut::of(fleet, of)).collect(),
+            excluded_counts: decision
                 .excluded
                 .iter()
                 .filter(|(_, ranks)| *ranks > 0)

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::boundary::{PoolNames, WireHash, WireId, not_null, pool_names};
 use super::declaration::RoleBody;
@@ -12,9 +14,9 @@ use super::problem::Problem;
 use super::query::{HybridBody, KeyBody, MmBody, PromptKeys, check_lengths, content_keys, mm_items};
 use crate::block::{ContentKey, ContentKeys, LocalBlockHash, SequenceHash};
 use crate::fleet::Role;
-use crate::ids::DpRank;
+use crate::ids::{DpRank, RankKey};
 use crate::index::HybridRule;
-use crate::routing::{AllowList, MmItem, Pin, PolicyOverride, Prompt, PromptForm, TrustCredit};
+use crate::routing::{AllowList, MmItem, Pin, PolicyOverride, Prompt, PromptForm, RankList, TrustCredit};
 
 #[derive(Deserialize)]
 pub(super) struct SelectBody {
@@ -44,9 +46,18 @@ pub(super) struct SelectBody {
     temperature: Option<f64>,
     /// Ours: the same as in the override.
     overlap_weight: Option<f64>,
+    /// Ours: the same as in the override.
+    exclude_silent: Option<bool>,
+    /// Ours: the same as in the override.
+    untrusted_credit: Option<CreditBody>,
     pinned_worker: Option<PinBody>,
     affinity_target: Option<PinBody>,
     allowed_worker_ids: Option<Vec<WireId>>,
+    exclude_ranks: Option<Vec<RankBody>>,
+    /// How many other candidates the answer shows beside the pick.
+    candidates: Option<Shown>,
+    /// How many ranks the answer lists in the order in which they would be chosen.
+    top_k: Option<usize>,
     routing_constraints: Option<ConstraintsBody>,
     role: Option<RoleBody>,
     pub(super) selection_id: Option<String>,
@@ -93,6 +104,49 @@ struct MmRoutingBody {
 struct PinBody {
     worker_id: WireId,
     dp_rank: Option<u32>,
+    /// The pin also holds on a rank that is silent or asleep.
+    #[serde(default)]
+    force: bool,
+}
+
+#[derive(Deserialize)]
+struct RankBody {
+    worker_id: WireId,
+    dp_rank: u32,
+}
+
+/// Most ranks that a request may leave out: all those of the largest worker.
+const MAX_LEFT_OUT: usize = 4096;
+
+/// A number of candidates, or `"all"`.
+#[derive(Clone, Copy)]
+struct Shown(usize);
+
+impl<'de> Deserialize<'de> for Shown {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Number;
+
+        impl Visitor<'_> for Number {
+            type Value = Shown;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number of candidates or \"all\"")
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Shown, E> {
+                Ok(Shown(usize::try_from(number).unwrap_or(usize::MAX)))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Shown, E> {
+                match text {
+                    "all" => Ok(Shown(usize::MAX)),
+                    other => Err(E::invalid_value(serde::de::Unexpected::Str(other), &self)),
+                }
+            }
+        }
+
+        from.deserialize_any(Number)
+    }
 }
 
 impl PinBody {
@@ -128,12 +182,17 @@ struct OverrideBody {
     decode_counts_request: Option<bool>,
     assume_kv_reuse: Option<bool>,
     expect_booked: Option<bool>,
+    exclude_silent: Option<bool>,
     untrusted_credit: Option<CreditBody>,
     shared_cache_multiplier: Option<f64>,
 }
 
+/// What overlap is worth on a rank that is not live: one number for all of them, or one by state.
+#[derive(Clone, Copy)]
+struct CreditBody(TrustCredit);
+
 #[derive(Deserialize)]
-struct CreditBody {
+struct CreditTable {
     #[serde(default = "one")]
     joining: f64,
     #[serde(default = "one")]
@@ -150,6 +209,40 @@ fn one() -> f64 {
     1.0
 }
 
+impl<'de> Deserialize<'de> for CreditBody {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Credit;
+
+        impl<'de> Visitor<'de> for Credit {
+            type Value = CreditBody;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number from 0 to 1, or one by trust state")
+            }
+
+            fn visit_f64<E: Error>(self, share: f64) -> Result<CreditBody, E> {
+                Ok(CreditBody(TrustCredit::all(share)))
+            }
+
+            fn visit_u64<E: Error>(self, share: u64) -> Result<CreditBody, E> {
+                self.visit_f64(share as f64)
+            }
+
+            fn visit_i64<E: Error>(self, share: i64) -> Result<CreditBody, E> {
+                self.visit_f64(share as f64)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CreditBody, A::Error> {
+                let by = CreditTable::deserialize(MapAccessDeserializer::new(map))?;
+                let CreditTable { joining, repairing, may_miss, may_overcredit, silent } = by;
+                Ok(CreditBody(TrustCredit { joining, repairing, may_miss, may_overcredit, silent }))
+            }
+        }
+
+        from.deserialize_any(Credit)
+    }
+}
+
 /// A body in the types of the inside.
 pub(super) struct Parts<'a> {
     pub(super) locals: Vec<LocalBlockHash>,
@@ -161,7 +254,9 @@ pub(super) struct Parts<'a> {
     pub(super) policy: PolicyOverride,
     pub(super) pin: Option<Pin>,
     pub(super) affinity: Option<Pin>,
+    pub(super) force_pin: bool,
     pub(super) allowed: Option<AllowList>,
+    pub(super) left_out: Option<RankList>,
     pub(super) required: Vec<Box<str>>,
 }
 
@@ -211,6 +306,29 @@ impl SelectBody {
 
     pub(super) fn is_advisory(&self) -> bool {
         self.advisory == Some(true)
+    }
+
+    /// How many candidates the answer shows beside the pick; by default none.
+    pub(super) fn shown(&self) -> usize {
+        self.candidates.map_or(0, |shown| shown.0)
+    }
+
+    /// How many ranks the answer lists in the order in which they would be chosen.
+    pub(super) fn top_k(&self) -> Option<usize> {
+        self.top_k
+    }
+
+    fn left_out(&self) -> Result<Option<RankList>, Problem> {
+        let Some(ranks) = &self.exclude_ranks else { return Ok(None) };
+        if ranks.len() > MAX_LEFT_OUT {
+            let detail = format!(
+                "exclude_ranks has more than {MAX_LEFT_OUT} entries; leave out whole workers by allowed_worker_ids"
+            );
+            return Err(Problem::wrong_field("exclude_ranks", detail));
+        }
+        let key =
+            |rank: &RankBody| RankKey { worker: rank.worker_id.id.clone(), dp_rank: DpRank(rank.dp_rank) };
+        Ok(Some(ranks.iter().map(key).collect()))
     }
 
     fn tokens(&self) -> Option<&[u32]> {
@@ -270,6 +388,8 @@ impl SelectBody {
             cache_salt,
             policy: self.policy()?,
             pin: None,
+            force_pin: self.pinned_worker.as_ref().is_some_and(|pin| pin.force),
+            left_out: self.left_out()?,
             affinity: self.affinity_target.as_ref().map(PinBody::pin),
             allowed: self
                 .allowed_worker_ids
@@ -308,13 +428,8 @@ impl SelectBody {
             preferred_taints: labels.map(|labels| {
                 labels.iter().map(|(label, weight)| (label.as_str().into(), *weight)).collect()
             }),
-            untrusted_credit: over.untrusted_credit.as_ref().map(|credit| TrustCredit {
-                joining: credit.joining,
-                repairing: credit.repairing,
-                may_miss: credit.may_miss,
-                may_overcredit: credit.may_overcredit,
-                silent: credit.silent,
-            }),
+            untrusted_credit: self.untrusted_credit.or(over.untrusted_credit).map(|credit| credit.0),
+            exclude_silent: self.exclude_silent.or(over.exclude_silent),
         })
     }
 

@@ -38,6 +38,11 @@ pub struct ServiceConfig {
     pub max_body_bytes_in_flight: usize,
     /// Refuse every field and parameter that is not known, instead of naming it in the answer.
     pub strict: bool,
+    /// What is logged of each decision at INFO.
+    pub log_decisions: LogDecisions,
+    /// How long `/ready` waits at most for the first history of the ranks that were declared at the start. A
+    /// replay of a full buffer takes seconds; an engine that does not answer must not hold a router back for ever.
+    pub ready_wait: Duration,
     /// Seed of the ties between equal ranks; `None` takes the operating system's randomness.
     pub seed: Option<u64>,
     /// What clients' connections may take.
@@ -53,10 +58,24 @@ impl Default for ServiceConfig {
             max_in_flight: 256,
             max_body_bytes_in_flight: 256 << 20,
             strict: false,
+            log_decisions: LogDecisions::Off,
+            ready_wait: Duration::from_secs(30),
             seed: None,
             connections: ConnectionLimits::default(),
         }
     }
+}
+
+/// What is logged of each decision.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum LogDecisions {
+    /// Nothing, and it costs nothing.
+    #[default]
+    Off,
+    /// The pick: one line.
+    Pick,
+    /// The pick, how a tie fell, and each candidate's formula.
+    Candidates,
 }
 
 /// The state behind [`app`](super::app). Cloning costs one reference count.

@@ -348,7 +348,7 @@ struct ListenerOut<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<&'static str>,
     replay_endpoint: Option<&'a str>,
-    local_rank: u32,
+    local_rank: Option<u32>,
     trust: &'static str,
     may_err: &'static [&'static str],
     age_ms: Option<u64>,
@@ -424,7 +424,7 @@ fn listener(rank: &RankView, now: Moment) -> ListenerOut<'_> {
         status,
         last_error,
         replay_endpoint: rank.plan.replay.as_ref().map(|at| at.address()),
-        local_rank: rank.plan.local.0,
+        local_rank: rank.plan.local.map(|local| local.0),
         trust: trust.name(),
         may_err: trust.may_err(),
         age_ms: age_ms(now, rank),

@@ -277,7 +277,7 @@ impl Case {
     }
 
     async fn select(&self, site: &Site, tokens: &[u32]) -> Result<Value, Failure> {
-        let mut body = json!({ "token_ids": tokens, "model_name": "mock" });
+        let mut body = json!({ "token_ids": tokens, "model_name": "mock", "candidates": "all" });
         if self.pinned == Pinned::Queries {
             body["pinned_worker"] = json!({ "worker_id": site.ranks[0].worker, "dp_rank": 1 });
         }

@@ -63,7 +63,7 @@ fn decide(policy: &Policy, fleet: &[Candidate], seed: u64) -> Option<Decision<'s
 }
 
 proptest! {
-    /// S1, S3, L15: no rank that may serve is better than the one picked, by logit, then prefill, then tree.
+    /// S1, S3, L15: no rank that may serve is better than the one picked, by logit, then prefill, then tree where all are known.
     #[test]
     fn nobody_beats_the_pick(fleet in fleet(), seed: u64) {
         let Some(decision) = decide(&Policy::default(), &fleet, seed) else {
@@ -74,11 +74,18 @@ proptest! {
         prop_assert_eq!(picked.candidate.standing, Standing::Ready);
         let key = |scored: &Scored| {
             let cost = scored.terms.logit.unwrap_or(scored.terms.prefill_cost);
-            let tree = if scored.candidate.trust == Trust::Live { scored.candidate.tree_size } else { u64::MAX };
-            (scored.terms.logit.is_none(), cost, tree)
+            (scored.terms.logit.is_none(), cost)
         };
+        let tied = |other: &&Scored| key(other) == key(picked);
+        let known = decision.candidates().iter().filter(tied).all(|other| other.candidate.trust == Trust::Live);
         for other in decision.candidates() {
             prop_assert!(key(picked) <= key(other), "{} over {}", picked, other);
+            if known && tied(&other) {
+                prop_assert!(picked.candidate.tree_size <= other.candidate.tree_size, "{} over {}", picked, other);
+            }
+        }
+        if decision.reason == Reason::SmallerTree {
+            prop_assert!(known);
         }
         let unknown = decision.candidates().iter().all(|scored| scored.terms.logit.is_none());
         prop_assert_eq!(decision.reason == Reason::LoadUnknown, unknown);

@@ -195,11 +195,12 @@ impl Stage {
 
     async fn ask(&self, act: &Act, nth: usize, probe: &Probe) -> Result<Row> {
         let query = probe.query();
-        let body = json!({
+        let mut body = json!({
             "model_name": act.name, "token_ids": query.tokens, "lora_name": query.lora_name,
             "cache_salt": query.cache_salt, "mm": query.mm,
         });
         let found = self.client.post("/query", &body).await?;
+        body["candidates"] = json!("all");
         let picked = self.client.post("/select", &body).await?;
         Row::new(act, nth, probe, &found, &picked)
     }

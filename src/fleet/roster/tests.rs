@@ -22,7 +22,9 @@ fn replayed(worker: &str, start: u32, size: u32, base: &str, replay: &str) -> Wo
 
 fn single(worker: &str, rank: u32, at: &str) -> WorkerSpec {
     let endpoints = Endpoints::per_rank([(DpRank(rank), at)]);
-    spec(worker, rank, 1).events(EventsFrom::Zmq { endpoints, replay: None, topic: String::new() })
+    let spec =
+        spec(worker, rank, 1).events(EventsFrom::Zmq { endpoints, replay: None, topic: String::new() });
+    WorkerSpec { ranks: Ranks::single(DpRank(rank)).unwrap(), ..spec }
 }
 
 fn added(change: &Change) -> Vec<u32> {
@@ -60,7 +62,7 @@ fn one_endpoint_per_declared_rank_offset_by_the_global_rank() {
     assert_eq!(events(&fleet, "w1"), [5557, 5558, 5559, 5560].map(|port| format!("tcp://10.0.0.1:{port}")));
     assert_eq!(events(&fleet, "w2"), [5561, 5562, 5563, 5564].map(|port| format!("tcp://10.0.0.2:{port}")));
     assert_eq!(added(&change), [4, 5, 6, 7]);
-    assert_eq!(change.added[3].local, LocalRank(3));
+    assert_eq!(change.added[3].local, Some(LocalRank(3)));
 }
 
 /// R1: ranks 0-3 and 4-7 of two workers serve one model side by side.
@@ -273,7 +275,8 @@ fn ranks_are_registered_one_by_one() {
     assert_eq!(added(&fleet.add_rank(single("7", 1, "tcp://h:1")).unwrap()), [1]);
     let change = fleet.add_rank(single("7", 0, "tcp://h:2")).unwrap();
     assert_eq!((added(&change), numbers(&change.kept)), (vec![0], vec![1]));
-    assert_eq!(fleet.local(&RankKey::new("7", 1)), Some(LocalRank(1)));
+    // R4: nobody said where the worker starts.
+    assert_eq!(fleet.local(&RankKey::new("7", 1)), None);
     assert_eq!(events(&fleet, "7"), ["tcp://h:2", "tcp://h:1"]);
     let before = seen(&fleet);
     let error = fleet.add_rank(single("7", 1, "tcp://h:3")).unwrap_err();
@@ -357,7 +360,7 @@ fn a_pin_holds_or_is_refused() {
     fleet.declare(spec("w2", 4, 4)).unwrap();
     let pool = PoolKey::new("m", None);
     let pin = |rank: Option<u32>| fleet.pin(&pool, &"w2".into(), rank.map(DpRank));
-    assert_eq!(pin(Some(6)), Ok(Pin::Rank(DpRank(6), LocalRank(2))));
+    assert_eq!(pin(Some(6)), Ok(Pin::Rank(DpRank(6), Some(LocalRank(2)))));
     assert_eq!(pin(None), Ok(Pin::Worker));
     for outside in [0, 2, 3, 8] {
         assert!(matches!(pin(Some(outside)), Err(PinError::NoSuchRank { count: 4, .. })));
@@ -534,7 +537,7 @@ proptest! {
             prop_assert_eq!(plans.len(), mirror.len());
             for plan in &plans {
                 prop_assert!(mirror[&plan.rank].same_stream(plan));
-                prop_assert_eq!(fleet.local(&plan.rank), Some(plan.local));
+                prop_assert_eq!(fleet.local(&plan.rank), plan.local);
             }
             let places: Vec<_> = plans.iter().flat_map(|plan| endpoints_of(plan)).collect();
             let distinct: HashSet<_> = places.iter().map(|(endpoint, _)| endpoint.place()).collect();

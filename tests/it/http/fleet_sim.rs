@@ -93,7 +93,8 @@ async fn ten_minutes_of_ranks_that_come_and_go() {
             let nth = rng.random_range(0..WORKERS);
             fleet.report(&service, nth, second, &mut rng).await;
         }
-        let answer = service.post("/select", json!({ "model_name": "m", "token_ids": [1, 2, 3] })).await;
+        let body = json!({ "model_name": "m", "token_ids": [1, 2, 3], "candidates": "all" });
+        let answer = service.post("/select", body).await;
         if fleet.there.is_empty() {
             assert!([404, 503].contains(&answer.status.as_u16()), "{}", answer.text);
             continue;

@@ -301,7 +301,8 @@ async fn service() -> Service {
     let load = LoadConfig { mode: LoadMode::Ledger, ..LoadConfig::default() };
     let config = Config { load, ..Config::default() };
     // Dynamo looks at full-attention groups alone, and credits what events have shown.
-    let policy = Policy { expect_booked: false, ..Policy::default() };
+    // Nobody is behind the endpoints of its workers.
+    let policy = Policy { expect_booked: false, exclude_silent: false, ..Policy::default() };
     let router = RouterConfig { policy, hybrid: HybridRule::FullAttention, ..RouterConfig::default() };
     Service::start_with(config, router, ServiceConfig { seed: Some(1), ..ServiceConfig::default() }).await
 }

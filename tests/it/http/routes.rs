@@ -57,7 +57,8 @@ async fn pins_are_answered_or_refused() {
 
     let any = pin(json!({ "worker_id": "w2", "dp_rank": null })).await.expect(200);
     assert!([4, 6, 7].contains(&any["dp_rank"].as_u64().unwrap()), "{any}");
-    assert_eq!(any["excluded"], json!({ "overloaded": 1 }));
+    let overloaded = json!([{ "worker_id": "w2", "dp_rank": 5, "reason": "overloaded" }]);
+    assert_eq!((&any["excluded"], &any["excluded_counts"]), (&overloaded, &json!({ "overloaded": 1 })));
     service.stop().await;
 }
 
@@ -67,7 +68,7 @@ async fn a_selection_explains_itself() {
     let service = Service::start().await;
     service.post("/workers", w2()).await.expect(201);
     service.engines.send("w2", 6, 0, store(json!([1, 2]), json!([1, 2, 3, 4, 5, 6, 7, 8])));
-    let body = json!({ "token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9], "selection_id": "s" });
+    let body = json!({ "token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9], "selection_id": "s", "candidates": "all" });
     let unknown = service.post("/select", body.clone()).await.expect(200);
     assert_eq!((&unknown["dp_rank"], &unknown["reason"]), (&json!(6), &json!("load_unknown")));
     assert_eq!((&unknown["logit"], &unknown["potential_decode_blocks"]), (&Value::Null, &Value::Null));
