@@ -112,6 +112,9 @@ struct HttpTable {
     ready_wait_ms: Option<u64>,
     max_body_bytes: Option<usize>,
     max_prompt_body_bytes: Option<usize>,
+    max_body_bytes_in_flight: Option<usize>,
+    /// Whether a field of a request that is not known is refused.
+    strict: Option<bool>,
     max_connections: Option<usize>,
     head_timeout_ms: Option<u64>,
     threads: Option<usize>,
@@ -279,6 +282,8 @@ impl ConfigFile {
         set(&mut config.log_decisions, self.scoring.log_decisions.map(Into::into));
         set(&mut config.max_body, self.http.max_body_bytes);
         set(&mut config.max_prompt_body, self.http.max_prompt_body_bytes);
+        set(&mut config.max_body_bytes_in_flight, self.http.max_body_bytes_in_flight);
+        set(&mut config.strict, self.http.strict);
         set(&mut config.connections.max_connections, self.http.max_connections);
         set(&mut config.connections.head_timeout, self.http.head_timeout_ms.map(Duration::from_millis));
         config

@@ -8,7 +8,7 @@ use super::adapters::LearntAdapters;
 use super::content;
 use super::tiers::Tiers;
 use super::view::{ContentCounters, RankReport, RankStatus};
-use crate::block::{BlockHash, ContentKeys, Tier};
+use crate::block::{AttentionKind, BlockHash, ContentKeys, Tier};
 use crate::events::order::{Batch, Step};
 use crate::events::{
     BlockRemoved, BlockStored, DecodeError, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage,
@@ -46,6 +46,7 @@ pub(super) struct Stream {
     /// What the content of batches gave reason to doubt since the rank was last known to be empty.
     content_reasons: Reasons,
     given: ReasonCounts,
+    announced_block_size: Option<u32>,
     /// Its pool's.
     adapters: Arc<LearntAdapters>,
     pub(super) tiers: Tiers,
@@ -80,6 +81,7 @@ impl Stream {
             counters: ContentCounters::default(),
             content_reasons: Reasons::NONE,
             given: ReasonCounts::default(),
+            announced_block_size: None,
             adapters,
             tiers,
         }
@@ -203,6 +205,10 @@ impl Stream {
 
     fn store(&mut self, event: &BlockStored, section: &mut WriteSection<'_>, keys: &mut Vec<ContentKeys>) {
         let isolation = content::identity(event, keys);
+        // The groups of a hybrid model may differ: what the pool fixes is the full-attention one's.
+        if event.tier == Tier::Device && event.attention.is_none_or(|kind| kind == AttentionKind::Full) {
+            self.announced_block_size = Some(event.block_size);
+        }
         if event.parent_block_hash == Some(UNCHAINED_ROOT) {
             self.counters.unchained_stores += 1;
         }
@@ -287,6 +293,7 @@ impl Stream {
             watermark: self.sequencer.watermark(),
             held_batches: self.sequencer.held_batches() as u64,
             held_bytes: self.sequencer.held_bytes() as u64,
+            announced_block_size: self.announced_block_size,
             content: self.counters,
             given: self.given,
             without_removals: self.tiers.without_removals(),

@@ -270,6 +270,8 @@ pub struct RankReport {
     pub held_batches: u64,
     /// Their payload bytes.
     pub held_bytes: u64,
+    /// Tokens per block as its newest event of the device says; `None` before the first.
+    pub announced_block_size: Option<u32>,
     /// Everything below the order.
     pub content: ContentCounters,
     /// How often each reason was given, since the rank was declared.

@@ -16,6 +16,8 @@ pub(super) struct Place {
     size: Option<Size>,
     request_limit: Option<u64>,
     sleep: Option<(SleepState, Stamp)>,
+    /// When a request that was sent there last came back.
+    rejected: Option<Moment>,
 }
 
 /// A report with what is needed to tell its age.
@@ -168,6 +170,8 @@ impl Place {
         };
         out.taken = self.report.as_ref().is_none_or(replaces);
         if out.taken {
+            // Whoever measures after it knows better.
+            self.rejected = self.rejected.filter(|at| *at > new.stamp.measured());
             self.report = Some(new);
         }
         out
@@ -197,6 +201,16 @@ impl Place {
     /// Requests that the rank runs at once, by its engine's own word.
     pub(super) fn request_limit(&self) -> Option<u64> {
         self.request_limit
+    }
+
+    /// A request that was sent there came back.
+    pub(super) fn reject(&mut self, now: Moment) {
+        self.rejected = Some(now);
+    }
+
+    /// Whether a request came back within `ttl`, and no report has been measured since.
+    pub(super) fn is_rejected(&self, now: Moment, ttl: Duration) -> bool {
+        self.rejected.is_some_and(|at| now.since(at) <= ttl)
     }
 
     /// Whether the engine sleeps, if it has said so within `ttl`.

@@ -534,6 +534,19 @@ impl LoadTable {
         self.place(rank)?.request_limit()
     }
 
+    /// A request that was sent to a rank came back: its engine is full, or does not know the rank. Until a report
+    /// that is measured later, and for [`LoadConfig::ttl`] at most, the rank counts as overloaded. `false` if the
+    /// rank is not declared.
+    pub fn reject(&mut self, now: Moment, rank: &RankKey) -> bool {
+        let place = self.workers.get_mut(&rank.worker).and_then(|worker| worker.ranks.get_mut(&rank.dp_rank));
+        place.map(|place| place.reject(now)).is_some()
+    }
+
+    /// Whether a request that was sent to a rank came back lately; see [`LoadTable::reject`].
+    pub fn is_rejected(&self, now: Moment, rank: &RankKey) -> bool {
+        self.place(rank).is_some_and(|place| place.is_rejected(now, self.config.ttl))
+    }
+
     /// Whether a rank's engine sleeps, as it said within [`LoadConfig::ttl`]. `false` where nothing says so.
     pub fn is_asleep(&self, now: Moment, rank: &RankKey) -> bool {
         self.place(rank).is_some_and(|place| place.is_asleep(now, self.config.ttl))

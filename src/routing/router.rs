@@ -417,7 +417,8 @@ impl<'a> Sight<'a> {
         let prefill = load.active_prefill_tokens();
         // The limit is what runs at once: the request must still find a place.
         let full = rank.request_limit.is_some_and(|limit| load.requests().is_some_and(|is| is >= limit));
-        if over || full || self.config.admission.is_over(prefill, load.waiting(), batched) {
+        let rejected = self.loads.is_rejected(self.now, &rank.plan.rank);
+        if over || full || rejected || self.config.admission.is_over(prefill, load.waiting(), batched) {
             Standing::Overloaded
         } else {
             Standing::Ready

@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 use super::Control;
 use super::boundary::{IdOut, JsonBody, WireId, not_null, pool_names};
 use super::fields::Strays;
+use super::narrow::Narrow;
 use super::problem::Problem;
 use super::state::ServiceState;
 use super::url::{NoParams, Params};
 use super::visit::Visit;
 use super::workers::WorkerFilter;
-use crate::ids::Moment;
+use crate::ids::{Moment, RankKey};
 use crate::indexer::{PoolView, RankView, WorkerView};
 use crate::load::json::{OWN_NAMES, own_figures};
 use crate::load::{Booked, LoadEntry, LoadReport, LoadTable, RankLoadView};
@@ -128,6 +129,33 @@ pub(super) async fn report<C: Control>(
         "superseded": counts.superseded,
     }))
     .into_response())
+}
+
+#[derive(Deserialize)]
+pub(super) struct RejectedBody {
+    worker_id: Option<WireId>,
+    instance_id: Option<WireId>,
+    dp_rank: Option<u32>,
+}
+
+/// `POST /dispatch_rejected`: a request that was sent to a rank came back, since the engine is full or does not
+/// know the rank. The rank gets nothing more until it reports again.
+pub(super) async fn dispatch_rejected<C: Control>(
+    State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
+    JsonBody(body): JsonBody<RejectedBody>,
+) -> Result<Response, Problem> {
+    let narrow = Narrow::of(body.worker_id.as_ref(), body.instance_id.as_ref(), body.dp_rank)?;
+    let missing = |field: &str| Problem::wrong_field(field, format!("missing field `{field}`"));
+    let worker = narrow.worker.ok_or_else(|| missing("worker_id"))?.clone();
+    let dp_rank = narrow.dp_rank.ok_or_else(|| missing("dp_rank"))?;
+    let rank = RankKey { worker, dp_rank };
+    if !state.view().loads().lock().reject(state.control().now(), &rank) {
+        let detail = format!("rank {rank} is not declared");
+        return Err(Problem::not_found("no_such_rank", detail).field("dp_rank"));
+    }
+    tracing::warn!(worker = %rank.worker, dp_rank = rank.dp_rank.0, "{rank} turned a request away");
+    Ok(Json(json!({ "status": "ok" })).into_response())
 }
 
 // === what is known ===

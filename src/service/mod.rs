@@ -121,7 +121,8 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/reservations/{id}", delete(reservations::free))
         .route("/reservations/{id}/prefill_complete", post(reservations::prefill_complete))
         .route("/reservations/{id}/output_block", post(reservations::output_block))
-        .route("/loads", get(loads::list).post(loads::report));
+        .route("/loads", get(loads::list).post(loads::report))
+        .route("/dispatch_rejected", post(loads::dispatch_rejected));
     let unbounded = Router::new()
         // Bounded by its own number of places, and not in time.
         .route("/loads/watch", get(watch::watch))
@@ -174,7 +175,7 @@ async fn index() -> impl IntoResponse {
             "POST /overlap_scores", "POST /register", "POST /unregister", "GET /workers", "POST /workers",
             "PATCH /workers/{id}", "DELETE /workers/{id}", "GET /loads", "POST /loads", "GET /health",
             "GET /ready", "GET /metrics", "GET /capacity", "GET /workers/{id}/drain-check", "GET /v1/loads",
-            "GET /loads/watch",
+            "GET /loads/watch", "POST /dispatch_rejected",
         ],
     }))
 }

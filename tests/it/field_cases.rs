@@ -39,9 +39,8 @@ const MAIN_JOB: [&str; 8] =
 #[test]
 fn field_cases() {
     let given = std::env::var_os("RANKWISE_CASES").map(PathBuf::from);
-    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/cases");
-    let files = case_files(given.as_deref().unwrap_or(&ours));
-    assert!(!files.is_empty(), "no case files in {}", given.unwrap_or(ours).display());
+    let files = given.as_deref().map_or_else(our_files, case_files);
+    assert!(!files.is_empty(), "no case files in {given:?}");
     let mut counts = [0_usize; 3];
     let mut wrong = Vec::new();
     for file in &files {
@@ -95,6 +94,12 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// The cases that stand beside each other in the field's public reports, and those of running clients.
+fn our_files() -> Vec<PathBuf> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    ["cases", "cases-live"].iter().flat_map(|directory| case_files(&fixtures.join(directory))).collect()
+}
+
 fn case_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap_or_else(|why| panic!("{}: {why}", directory.display()));
     let mut files: Vec<_> = entries
@@ -138,5 +143,5 @@ fn run_steps(case: &Value) -> Run {
             stage.settle().map_err(here)?;
         }
     }
-    Ok(())
+    stage.nothing_is_left_over()
 }

@@ -18,7 +18,7 @@ type Spec = Result<WorkerSpec, String>;
 
 impl Stage {
     pub(super) fn declare_configured(&mut self, worker: &str, range: &Value) -> Run {
-        let range = Fields::only("config worker", range, &["start", "size"])?;
+        let range = Fields::only("config worker", range, &["start", "size", "block_size"])?;
         match self.spec(worker, &range)? {
             Ok(spec) => {
                 match self.with_actions(|indexer, now, actions| indexer.declare_worker(now, spec, actions)) {
@@ -143,7 +143,7 @@ impl Stage {
             Some(base) => Some(Endpoints::base(base)),
             None => self.settings.replay.then(|| invented("replay")),
         };
-        Ok(EventsFrom::Zmq { endpoints, replay, topic: self.settings.topic.clone() })
+        Ok(EventsFrom::Zmq { endpoints, replay, topic: self.settings.topics.of(worker).to_owned() })
     }
 
     /// The three expected maps; each must name exactly the worker's ranks.

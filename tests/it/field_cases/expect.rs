@@ -152,6 +152,17 @@ impl Stage {
         total
     }
 
+    /// A request that was sent there came back: the engine is full, or does not know the rank.
+    pub(super) fn dispatch_rejected(&mut self, step: &Value) -> Run {
+        let rank = Fields::only("dispatch_rejected", step, &["worker", "dp_rank"])?.rank()?;
+        self.view
+            .loads()
+            .lock()
+            .reject(self.now, &rank)
+            .then_some(())
+            .map_or_else(|| fail(format!("{rank} is not declared")), Ok)
+    }
+
     pub(super) fn expect_connection(&mut self, step: &Value) -> Run {
         let step = Fields::only("expect_connection", step, &["worker", "states"])?;
         let worker = WorkerId::new(step.need_text("worker")?);
@@ -175,7 +186,10 @@ impl Stage {
     }
 
     pub(super) fn expect_status(&mut self, step: &Value) -> Run {
-        let step = Fields::only("expect_status", step, &["silent_ranks", "trust"])?;
+        let step = Fields::only("expect_status", step, &["silent_ranks", "trust", "block_size"])?;
+        if let Some(expected) = step.get("block_size") {
+            self.check_block_sizes(expected)?;
+        }
         let trust: BTreeMap<RankKey, Trust> = self
             .pool()
             .iter()
@@ -202,9 +216,57 @@ impl Stage {
         Ok(())
     }
 
+    /// The block size that each rank's events really have; null where it has announced nothing.
+    fn check_block_sizes(&self, expected: &Value) -> Run {
+        let pool = self.pool();
+        for (rank, expected) in by_rank("block_size", expected)? {
+            let view = pool.as_ref().and_then(|pool| pool.ranks().find(|(_, view)| view.plan.rank == rank));
+            let is = view.and_then(|(_, view)| view.status.report().announced_block_size);
+            if is.map(u64::from) != expected.as_u64() {
+                return fail(format!("blocks of {rank} have {is:?} tokens, expected {expected}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_ranks(&self, expected: &Value) -> Run {
+        let fleet = self.view.fleet();
+        let is = fleet.declared().workers().flat_map(|spec| {
+            spec.ranks.iter().map(|dp_rank| RankKey { worker: spec.worker.clone(), dp_rank })
+        });
+        let is: BTreeSet<RankKey> = is.collect();
+        let Value::Object(by_worker) = expected else {
+            let expected = ranks("ranks", expected)?;
+            return if is == expected {
+                Ok(())
+            } else {
+                fail(format!("ranks are {is:?}, expected {expected:?}"))
+            };
+        };
+        for (worker, listed) in by_worker {
+            let of: Vec<u64> = is
+                .iter()
+                .filter(|rank| rank.worker.as_str() == worker)
+                .map(|rank| rank.dp_rank.0.into())
+                .collect();
+            let wanted =
+                list("ranks", listed)?.iter().map(|rank| count("ranks", rank)).collect::<Run<Vec<_>>>()?;
+            if of != wanted {
+                return fail(format!("{worker} has the ranks {of:?}, expected {wanted:?}"));
+            }
+        }
+        Ok(())
+    }
+
     /// `workers`: a list of names, or a map to ranges or to lists of ranks.
     pub(super) fn expect_workers(&mut self, step: &Value) -> Run {
-        let step = Fields::only("expect_workers", step, &["workers"])?;
+        let step = Fields::only("expect_workers", step, &["workers", "ranks"])?;
+        if let Some(expected) = step.get("ranks") {
+            self.check_ranks(expected)?;
+        }
+        if !step.has("workers") && step.has("ranks") {
+            return Ok(());
+        }
         let fleet = self.view.fleet();
         let fleet = fleet.declared();
         let is: BTreeSet<&str> = fleet.workers().map(|spec| spec.worker.as_str()).collect();

@@ -56,7 +56,8 @@ fn a_restart_with_replay_is_seen_before_the_next_event() {
             overlap(&[1, 2], 2),
             asked(json!([])),
             at("publisher_restart"),
-            asked(json!([1, 0])),
+            // Nothing of it was scripted.
+            asked(json!([])),
             overlap(&[1, 2], 0),
             live(0, stored(3, Value::Null)),
             overlap(&[3], 1),
@@ -96,7 +97,7 @@ fn a_short_loss_of_connection_clears_nothing() {
             overlap(&[1, 2], 1),
             at("endpoint_up"),
             {"op": "expect_connection", "worker": "w1", "states": {"0": "up"}},
-            asked(json!([0])),
+            asked(json!([])),
             overlap(&[1, 2], 2),
             exactly(json!({"lost_batches": 0, "duplicate_batches": 0})),
         ]),
@@ -182,6 +183,61 @@ fn another_topic_is_ignored() {
         json!([
             {"op": "raw", "worker": "w1", "dp_rank": 0, "frames": frames, "expect": "ignored"},
             {"op": "raw", "worker": "w1", "dp_rank": 0, "frames": ours, "expect": "applied"},
+        ]),
+    );
+}
+
+/// E1: each worker may have a topic of its own.
+#[test]
+fn topics_may_differ_by_worker() {
+    let frames = json!(["6b76", "0000000000000000", "93cb3ff000000000000090c0"]);
+    let raw = |worker: &str, expect: &str| json!({"op": "raw", "worker": worker, "dp_rank": 0, "frames": frames, "expect": expect});
+    passes(
+        json!({"topic": {"w1": "kv", "w2": "other"}, "workers": {
+            "w1": {"start": 0, "size": 1}, "w2": {"start": 0, "size": 1}, "w3": {"start": 0, "size": 1}}}),
+        json!([raw("w1", "applied"), raw("w2", "ignored"), raw("w3", "applied")]),
+    );
+}
+
+/// The last section of the format: deep chains, what a rank's blocks really are, policies that cannot be.
+#[test]
+fn the_further_ops_run() {
+    passes(
+        json!({"workers": {"w1": {"start": 0, "size": 1}, "w2": {"start": 4, "size": 2}}}),
+        json!([
+            {"op": "expect_workers", "workers": ["w1", "w2"], "ranks": ["w1:0", "w2:4", "w2:5"]},
+            {"op": "expect_workers", "ranks": {"w2": [4, 5]}},
+            live(0, json!({"type": "BlockStored", "block_hashes": [1], "parent_block_hash": null,
+                "token_ids": [1, 2, 3, 4, 5, 6, 7, 8], "block_size": 8})),
+            {"op": "expect_status", "block_size": {"w1:0": 8, "w2:4": null}},
+            {"op": "deep_chain", "worker": "w1", "dp_rank": 0, "blocks": 5000, "blocks_per_event": 100,
+                "branch_worker": "w2", "branch_every": 400, "expect_overlap": 5000, "stack_kib": 128},
+            {"op": "expect_workers", "workers": []},
+        ]),
+    );
+    for weight in [json!(-1), json!("NaN"), json!("inf")] {
+        let score = json!({"op": "score", "isl_tokens": 8, "block_size": 4, "overlap_weight": weight,
+            "ranks": {"w1:0": {"cached_blocks": 0, "decode_blocks": 0, "tree_size": 0}}, "refused": true});
+        passes(json!({}), json!([score]));
+    }
+}
+
+/// L15: a rank that turned a request away is no candidate until it reports again.
+#[test]
+fn a_rank_that_turned_a_request_away_is_left_out() {
+    let admit = |eligible: Value| json!({"op": "admit", "expect": {"eligible": eligible, "accepted": true}});
+    let load = json!({"op": "load", "worker": "w1", "report": {"ranks": {"0": {"kv_used_blocks": 1}}}});
+    passes(
+        json!({"workers": {"w1": {"start": 0, "size": 2}}}),
+        json!([
+            admit(json!(["w1:0", "w1:1"])),
+            at("dispatch_rejected"),
+            admit(json!(["w1:1"])),
+            {"op": "dispatch_rejected", "worker": "w1", "dp_rank": 1},
+            {"op": "admit", "expect": {"accepted": false, "reason": "overloaded"}},
+            {"op": "advance", "ms": 1},
+            load,
+            admit(json!(["w1:0"])),
         ]),
     );
 }

@@ -35,11 +35,15 @@ impl From<&Decision<'_>> for Chosen {
 
 impl Stage {
     pub(super) fn score(&mut self, step: &Value) -> Run {
-        let known = ["isl_tokens", "block_size", "overlap_weight", "ranks", "expect"];
+        let known = ["isl_tokens", "block_size", "overlap_weight", "ranks", "expect", "refused"];
         let step = Fields::only("score", step, &known)?;
         let problem = Problem::read(&step)?;
         let choices = (0..REPEATS).map(|seed| problem.decide(&mut Chance::from_seed(seed)));
-        check_choices(choices, step.need("expect")?)
+        // A policy that must be refused says so in `expect` or beside it.
+        match step.flag("refused")? {
+            Some(refused) => check_choices(choices, &serde_json::json!({ "refused": refused })),
+            None => check_choices(choices, step.need("expect")?),
+        }
     }
 
     pub(super) fn score_many(&mut self, step: &Value) -> Run {
@@ -198,7 +202,7 @@ impl Problem {
         Ok(Self {
             isl_tokens: step.need_count("isl_tokens")?,
             block_size,
-            policy: policy(step.number("overlap_weight")?),
+            policy: policy(step.get("overlap_weight").map(weight).transpose()?),
             candidates,
         })
     }
@@ -209,7 +213,16 @@ impl Problem {
     }
 }
 
+/// A number, or in words one that JSON does not have.
+fn weight(value: &Value) -> Run<f64> {
+    match value.as_str().map(str::parse) {
+        Some(Ok(weight)) => Ok(weight),
+        _ => number("overlap_weight", value),
+    }
+}
+
 fn decide(policy: &Policy, request: &Request<'_>, candidates: Vec<Candidate>, chance: &mut Chance) -> Choice {
+    policy.validate().map_err(|why| why.to_string())?;
     let mut scorer = Scorer::default();
     let decision = scorer.decide(policy, request, candidates, chance);
     decision.map(|decision| Chosen::from(&decision)).map_err(|refusal| refusal.name().to_owned())

@@ -13,7 +13,7 @@ use rankwise::routing::{Policy, Router, RouterConfig, RouterScratch};
 use serde_json::Value;
 
 use super::history::Request;
-use super::reading::{Fields, Run, fail, not_runnable};
+use super::reading::{Fields, Run, fail, not_runnable, text};
 use super::stream::Publisher;
 
 /// More turns than any settled state needs: a product that asks without end must not hang the runner.
@@ -37,11 +37,38 @@ pub struct Stage {
     actions: Vec<Action>,
 }
 
+/// The topic of each worker's events.
+#[derive(Default)]
+pub struct Topics {
+    all: String,
+    own: BTreeMap<String, String>,
+}
+
+impl Topics {
+    /// `config.topic`: one for all workers, or a map by worker name; a worker that is not named has none.
+    fn read(config: &Fields<'_>) -> Run<Self> {
+        let mut topics = Self::default();
+        match config.get("topic") {
+            Some(Value::Object(own)) => {
+                for (worker, topic) in own {
+                    topics.own.insert(worker.clone(), text("topic", topic)?.to_owned());
+                }
+            }
+            _ => topics.all = config.text("topic")?.unwrap_or_default().to_owned(),
+        }
+        Ok(topics)
+    }
+
+    pub fn of(&self, worker: &str) -> &str {
+        self.own.get(worker).unwrap_or(&self.all)
+    }
+}
+
 /// What a case's `config` says about all of its workers.
 pub struct Settings {
     pub block_size: u64,
     pub replay: bool,
-    pub topic: String,
+    pub topics: Topics,
     pub capacity_blocks: Option<u64>,
     pub engine: Option<String>,
 }
@@ -128,7 +155,8 @@ impl Stage {
             "http" => self.http(step),
             #[cfg(feature = "io")]
             "expect_metrics" => self.expect_metrics(step),
-            // Nothing in the product hears of a rejected dispatch yet: `dispatch_rejected`.
+            "dispatch_rejected" => self.dispatch_rejected(step),
+            "deep_chain" => self.deep_chain(step),
             other => not_runnable(other),
         }
     }
@@ -201,15 +229,7 @@ impl Stage {
                 Action::Unsubscribe { source } => self.hang_up(source)?,
                 Action::AskReplay { source, request, from, .. } => {
                     let Some(rank) = self.rank_of(source) else { return fail("history of nobody is asked") };
-                    let first = at_connect && !self.publisher(&rank).met;
-                    self.requests.push_back(Request {
-                        source,
-                        rank,
-                        id: request,
-                        from: from.0,
-                        first,
-                        at_connect,
-                    });
+                    self.requests.push_back(Request { source, rank, id: request, from: from.0, at_connect });
                 }
                 Action::CancelReplay { source, request } => {
                     self.cancelled.insert((source, request));
@@ -270,7 +290,7 @@ impl Settings {
         Ok(Self {
             block_size: config.need_count("block_size")?,
             replay: config.flag("replay")?.unwrap_or(false),
-            topic: config.text("topic")?.unwrap_or_default().to_owned(),
+            topics: Topics::read(config)?,
             capacity_blocks: config.count("capacity_blocks")?,
             engine: engine.map(str::to_owned),
         })

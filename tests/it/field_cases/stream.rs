@@ -62,7 +62,7 @@ impl Stage {
     ) -> Run {
         let restarts = self.publisher(rank).restarts;
         let payload = payload(restarts, events, rank, batch_rank)?;
-        let topic = topic.unwrap_or(&self.settings.topic);
+        let topic = topic.unwrap_or(self.settings.topics.of(rank.worker.as_str()));
         let number = Bytes::copy_from_slice(&seq.to_be_bytes());
         let frames = [Bytes::copy_from_slice(topic.as_bytes()), number, payload];
         self.send(rank, &frames)
@@ -189,6 +189,91 @@ impl Stage {
         }
     }
 
+    /// One chain of unique blocks on `worker`, and on `branch_worker` the same with a block of its own behind
+    /// every n-th; asked for and withdrawn on a thread with a small stack, which recursion would overflow.
+    pub(super) fn deep_chain(&mut self, step: &Value) -> Run {
+        let known = [
+            "worker",
+            "dp_rank",
+            "blocks",
+            "blocks_per_event",
+            "branch_worker",
+            "branch_every",
+            "expect_overlap",
+            "stack_kib",
+        ];
+        let step = Fields::only("deep_chain", step, &known)?;
+        let rank = step.rank()?;
+        let (blocks, each) =
+            (step.need_count("blocks")?, step.count("blocks_per_event")?.unwrap_or(1).max(1));
+        let mut chains = Chains { made: 0, block_size: self.settings.block_size };
+        let chain = chains.names(blocks);
+        self.store_chain(&rank, &chains, &chain, None, each)?;
+        let branching = step.text("branch_worker")?.map(|worker| self.first_rank(worker)).transpose()?;
+        if let Some(branching) = &branching {
+            let every = step.count("branch_every")?.unwrap_or(blocks).max(1);
+            let mut parent = None;
+            for part in chain.chunks(usize::try_from(every).unwrap_or(usize::MAX)) {
+                if part.len() as u64 == every {
+                    self.store_chain(branching, &chains, part, parent, each)?;
+                    parent = part.last().copied();
+                    let own = chains.names(1);
+                    self.store_chain(branching, &chains, &own, parent, each)?;
+                }
+            }
+        }
+        let ids: Vec<u64> = chain.iter().flat_map(|name| chains.tokens(*name)).collect();
+        let expected = match step.get("expect_overlap") {
+            Some(Value::Object(by_rank)) => Some(Value::Object(by_rank.clone())),
+            Some(of_rank) => {
+                let mut expected = json!({ rank.to_string(): of_rank });
+                if let Some(branching) = &branching {
+                    let every = step.count("branch_every")?.unwrap_or(blocks).max(1);
+                    expected[branching.to_string()] = json!(blocks / every * every);
+                }
+                Some(expected)
+            }
+            None => None,
+        };
+        let stack = usize::try_from(step.count("stack_kib")?.unwrap_or(256)).unwrap_or(256) << 10;
+        let work = || {
+            if let Some(expected) = expected {
+                self.query(&json!({"op": "query", "tokens": ids, "expect": expected}))?;
+            }
+            let workers = std::iter::once(&rank).chain(&branching).map(|rank| rank.worker.as_str());
+            for worker in workers.collect::<std::collections::BTreeSet<_>>() {
+                self.withdraw(&json!({"op": "withdraw", "worker": worker}))?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, work).unwrap();
+            thread.join().unwrap_or_else(|_| fail("panicked on a small stack"))
+        })
+    }
+
+    fn first_rank(&self, worker: &str) -> Run<RankKey> {
+        match self.indexer.fleet().worker(&worker.into()) {
+            Some(spec) => Ok(RankKey { worker: worker.into(), dp_rank: spec.ranks.start() }),
+            None => fail(format!("{worker} is not declared")),
+        }
+    }
+
+    fn store_chain(
+        &mut self,
+        rank: &RankKey,
+        chains: &Chains,
+        names: &[u64],
+        mut parent: Option<u64>,
+        each: u64,
+    ) -> Run {
+        for names in names.chunks(usize::try_from(each).unwrap_or(usize::MAX)) {
+            self.publish_next(rank, &chains.store(names, parent))?;
+            parent = names.last().copied();
+        }
+        Ok(())
+    }
+
     fn publish_next(&mut self, rank: &RankKey, event: &Value) -> Run {
         let last = self.publisher(rank).sent.last_key_value().map(|(seq, _)| *seq);
         let seq = last.map_or(EventSeq::ZERO, |last| EventSeq(last).next());
@@ -210,10 +295,14 @@ impl Chains {
         (first..first + blocks).collect()
     }
 
+    fn tokens(&self, name: u64) -> std::ops::Range<u64> {
+        name * self.block_size..(name + 1) * self.block_size
+    }
+
     /// The tokens of a block follow from its name.
     fn store(&self, names: &[u64], parent: Option<u64>) -> Value {
         let size = self.block_size;
-        let tokens: Vec<u64> = names.iter().flat_map(|name| name * size..(name + 1) * size).collect();
+        let tokens: Vec<u64> = names.iter().flat_map(|name| self.tokens(*name)).collect();
         json!({"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent,
             "token_ids": tokens, "block_size": size})
     }

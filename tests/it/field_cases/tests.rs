@@ -1,10 +1,8 @@
 //! The runner itself can fail, and says so when it cannot run a case.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
-use super::{Outcome, case_files, run_case};
+use super::{Outcome, our_files, run_case};
 
 fn case(steps: Value) -> Value {
     json!({"id": "X", "config": {"block_size": 4, "workers": {"w1": {"start": 0, "size": 1}}}, "steps": steps})
@@ -51,7 +49,7 @@ fn what_is_not_known_ends_the_case_and_is_named() {
 #[test]
 fn every_check_of_every_case_can_fail() {
     let mut changed = 0;
-    for file in case_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/cases")) {
+    for file in our_files() {
         let mut case: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let steps = case["steps"].as_array_mut().unwrap();
         for step in steps.iter_mut().filter(|step| step["op"] == "churn") {

@@ -106,6 +106,12 @@ fn routes() -> Vec<Route> {
             wrong: Some(("source", json!(1))),
             ..route("POST", "/loads", "/loads")
         },
+        Route {
+            body: Some(json!({ "worker_id": "w1", "dp_rank": 0 })),
+            misspelt: &[("worker_id", "workerid"), ("dp_rank", "dp_ranks")],
+            wrong: Some(("dp_rank", json!("0"))),
+            ..route("POST", "/dispatch_rejected", "/dispatch_rejected")
+        },
         route("GET", "/workers", "/workers"),
         route("GET", "/loads", "/loads"),
         route("GET", "/capacity", "/capacity"),
@@ -467,6 +473,31 @@ async fn an_adapter_may_be_asked_for_as_a_model() {
         json!({ "instance_id": 3, "endpoint": "tcp://10.0.0.1:6003", "model_name": "sql", "block_size": 4 });
     service.post("/register", own).await.expect(201);
     assert_eq!(query(json!({ "model_name": "sql" })).await.expect(200)["model_name"], "sql");
+    service.stop().await;
+}
+
+/// L15: a rank that turned a request away gets nothing until it reports again.
+#[tokio::test]
+async fn a_rank_that_turned_a_request_away_gets_nothing() {
+    let service = service(ServiceConfig::default()).await;
+    let select = || service.post("/select", json!({ "token_ids": [1, 2, 3, 4], "model_name": "m" }));
+    let reject = |worker: &str, dp_rank: u32| {
+        service.post("/dispatch_rejected", json!({ "worker_id": worker, "dp_rank": dp_rank }))
+    };
+    reject("w1", 0).await.expect(200);
+    for _ in 0..8 {
+        assert_eq!(select().await.expect(200)["worker_id"], "w2");
+    }
+    reject("w2", 0).await.expect(200);
+    select().await.expect(429);
+    service.engines.advance_millis(1);
+    service
+        .post("/loads", json!({ "worker_id": "w1", "ranks": { "0": { "decode_blocks": 900 } } }))
+        .await
+        .expect(200);
+    assert_eq!(select().await.expect(200)["worker_id"], "w1");
+    reject("w1", 7).await.problem(404, Some("dp_rank"));
+    reject("nobody", 0).await.problem(404, Some("dp_rank"));
     service.stop().await;
 }
 
