@@ -12,6 +12,7 @@ use super::problem::Problem;
 use super::query::Reach;
 use super::selection::SelectBody;
 use super::state::{ServiceState, Unnamed, check_block_size, meant};
+use super::url::{NoParams, Params};
 use crate::routing::{CandidateLoad, Request, SelectRequest, Terms};
 
 #[derive(Serialize)]
@@ -30,6 +31,7 @@ struct PotentialOut<'a> {
 /// `POST /potential_loads`: what each rank's load would be with this prompt. `null` where it is not known.
 pub(super) async fn potential_loads<C: Control>(
     State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
     let fleet = state.view().fleet();
@@ -95,6 +97,7 @@ struct OverlapOut<'a> {
 /// `POST /overlap_scores`: what each rank holds of a prompt, in blocks.
 pub(super) async fn overlap_scores<C: Control>(
     State(state): State<ServiceState<C>>,
+    _: Params<NoParams>,
     JsonBody(body): JsonBody<SelectBody>,
 ) -> Result<Response, Problem> {
     let fleet = state.view().fleet();

@@ -49,7 +49,6 @@ const INDEXER: Differs = &[
     (200, &[153, 173, 175, 177, 181, 183], "E1: shapes that Dynamo drops with their batch, we read"),
     (200, &[157], "R8: the connection says whose rank it is, not the payload"),
     (200, &[167], "C03: a store whose hashes and tokens do not line up is left out whole"),
-    (200, &[170], "token pairs are no tokens that we can place"),
     (200, &[261, 262], "I2: the last bare string of a prompt's first entry is its salt"),
     (200, &[265], "I2: an adapter without a name is a namespace of its own"),
     (200, &[267, 268, 269], "I2, I3: multimodal keys are ours, and an image is never taken for text"),
