@@ -1,6 +1,6 @@
 //! The service's settings: a TOML file, and flags on top of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -320,18 +320,32 @@ impl ConfigFile {
         self.models.iter().map(|table| (table.pattern.as_str(), table.model.as_str()))
     }
 
-    /// The workers to declare at the start.
+    /// The workers to declare at the start; where one cannot be declared, why, by its id.
     ///
     /// # Errors
-    /// A worker that cannot be declared, by its id.
-    pub fn workers(&self) -> Result<Vec<WorkerSpec>> {
+    /// Two workers of one id: nobody knows which one is meant.
+    pub fn each_worker(&self) -> Result<Vec<Result<WorkerSpec>>> {
+        let mut seen = BTreeSet::new();
+        let ids = self.workers.iter().map(|StrictWorkerFields(fields)| fields.id_text());
+        if let Some(twice) = ids.filter(|id| !id.is_empty()).find(|id| !seen.insert(*id)) {
+            bail!("two [[workers]] have the id {twice:?}; give each an id of its own");
+        }
         let spec = |StrictWorkerFields(fields): &StrictWorkerFields| {
             fields
                 .configured()
                 .map_err(|why| anyhow!("{why}"))
                 .with_context(|| format!("worker {:?}", fields.id_text()))
         };
-        self.workers.iter().map(spec).collect()
+        Ok(self.workers.iter().map(spec).collect())
+    }
+
+    /// The same, where every one must be right.
+    ///
+    /// # Errors
+    /// As [`ConfigFile::each_worker`], and the first worker that cannot be declared.
+    #[cfg(test)]
+    pub fn workers(&self) -> Result<Vec<WorkerSpec>> {
+        self.each_worker()?.into_iter().collect()
     }
 }
 
@@ -387,6 +401,23 @@ mod tests {
         assert!(refused("size = 0\nevents = \"tcp://h:5557\"").contains("size"));
         assert!(refused("size = 1").contains("no events endpoint"));
         assert!(refused("size = 1\nno_events = true\nevents = \"tcp://h:1\"").contains("no_events"));
+    }
+
+    /// A1, R2: an id is one worker's, and what is wrong with one worker is no other's fault.
+    #[test]
+    fn a_bad_worker_is_told_apart_and_a_doubled_id_is_refused() {
+        let worker = |id: &str, size: u32| {
+            format!(
+                "[[workers]]\nid = \"{id}\"\nmodel = \"m\"\nblock_size = 16\nno_events = true\nsize = {size}\n"
+            )
+        };
+        let read = |text: String| ConfigFile::parse(&text).unwrap().each_worker();
+        let each = read(worker("a", 1) + &worker("b", 0) + &worker("c", 2)).unwrap();
+        assert_eq!(each.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+        let why = format!("{:#}", each[1].as_ref().unwrap_err());
+        assert!(why.contains("\"b\"") && why.contains("size"), "{why}");
+        let twice = read(worker("a", 1) + &worker("a", 2)).unwrap_err().to_string();
+        assert!(twice.contains("\"a\""), "{twice}");
     }
 
     /// L9: a URL of load is read when the file is; its rank is not part of what is dialled.

@@ -60,6 +60,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 
+    /// Do not start if a worker of the configuration cannot be declared; otherwise it is left out, and said
+    #[arg(long)]
+    strict: bool,
+
     /// Print the address as JSON once it is bound
     #[arg(long)]
     json: bool,
@@ -72,9 +76,17 @@ impl Args {
     /// Settings that cannot be, an address that cannot be bound, a worker that is refused.
     pub fn run(self) -> Result<Verdict> {
         let file = self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        let mut workers = file.workers().context("in the configuration")?;
+        let mut workers = Vec::new();
+        for worker in file.each_worker().context("in the configuration")? {
+            match worker {
+                Ok(spec) => workers.push(Start { spec, skippable: !self.strict }),
+                Err(why) if self.strict => return Err(why.context("in the configuration")),
+                Err(why) => skipped(&why),
+            }
+        }
         for flag in &self.workers {
-            workers.push(worker_flag(flag).with_context(|| format!("in --worker {flag}"))?);
+            let spec = worker_flag(flag).with_context(|| format!("in --worker {flag}"))?;
+            workers.push(Start { spec, skippable: false });
         }
         let listen = self.listen.as_deref().or(file.listen.as_deref()).unwrap_or(DEFAULT_LISTEN);
         let grpc = self.grpc_listen.as_deref().or(file.grpc_listen.as_deref());
@@ -83,11 +95,22 @@ impl Args {
     }
 }
 
+/// A worker to declare at the start.
+struct Start {
+    spec: WorkerSpec,
+    /// Whether the service starts without it if it cannot be declared.
+    skippable: bool,
+}
+
+fn skipped(why: &anyhow::Error) {
+    tracing::error!("a worker of the configuration is left out (--strict refuses to start then): {why:#}");
+}
+
 async fn serve(
     listen: &str,
     grpc: Option<&str>,
     file: &ConfigFile,
-    workers: Vec<WorkerSpec>,
+    workers: Vec<Start>,
     json: bool,
 ) -> Result<Verdict> {
     let mut signals = Signals::watch();
@@ -107,8 +130,15 @@ async fn serve(
             .then_some(())
             .with_context(|| format!("the pattern {pattern:?} cannot be used; end it in a slash"))?;
     }
-    for spec in workers {
-        let change = running.declare(spec).await?;
+    for Start { spec, skippable } in workers {
+        let change = match running.declare(spec).await {
+            Ok(change) => change,
+            Err(why) if skippable => {
+                skipped(&why);
+                continue;
+            }
+            Err(why) => return Err(why),
+        };
         info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "declared");
     }
     for (source, ttl) in file.load_limits() {

@@ -104,7 +104,7 @@ fn by_rank<'de, D: Deserializer<'de>>(from: D) -> Result<Option<BTreeMap<u32, St
 
 /// KV capacity in blocks, with what it speaks for.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "scope", rename_all = "snake_case")]
+#[serde(tag = "scope", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum CapacityBody {
     Aggregate { blocks: u64 },
     PerRank { blocks: u64 },
