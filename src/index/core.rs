@@ -221,6 +221,7 @@ impl Core {
         let index = slot.index;
         let mut writer = Announcer { tree, rank, index, hasher, block_size, locals, pin: &pin };
         let stored = writer.store(request, &plan);
+        self.roster.forms.note(&request.tokens, block_size);
         self.end_event(index, &pin);
         Ok(stored)
     }

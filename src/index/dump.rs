@@ -6,6 +6,7 @@
 
 use super::core::{Core, RankEntry};
 use super::coverage::Interval;
+use super::forms::TokenForms;
 use super::published::{Pin, pin};
 use super::rank::Rank;
 use super::roster::RankView;
@@ -20,6 +21,7 @@ pub struct Dump {
     block_size: BlockSize,
     runs: Vec<DumpedRun>,
     ranks: Vec<(u32, Option<Rank>)>,
+    forms: TokenForms,
 }
 
 impl Dump {
@@ -64,11 +66,12 @@ impl Core {
             let rank = entry.rank.as_ref().map(|rank| rank.carried_over(renamed));
             (entry.generation, rank)
         });
-        Dump { block_size: self.block_size(), runs, ranks: ranks.collect() }
+        Dump { block_size: self.block_size(), runs, ranks: ranks.collect(), forms: self.roster.forms.get() }
     }
 
     pub(super) fn of_dump(dump: Dump) -> Self {
         let mut core = Self::new(dump.block_size);
+        core.roster.forms.set(dump.forms);
         let pin = pin();
         let blocks = dump.runs.iter().map(|run| run.locals.len()).sum();
         core.tree.expect_names(blocks, &pin);

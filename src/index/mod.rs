@@ -28,6 +28,7 @@ mod bulk;
 mod core;
 mod coverage;
 mod dump;
+mod forms;
 mod groups;
 mod intervals;
 mod name_table;
@@ -56,6 +57,7 @@ pub use self::ahead::Leads;
 pub use self::answer::RankOverlaps;
 use self::core::Core;
 pub use self::dump::Dump;
+pub use self::forms::TokenForms;
 use self::published::{Pin, pin};
 use self::query::Attempt;
 pub use self::query::Scratch;
@@ -428,6 +430,11 @@ impl Reader {
         let writer_waits = self.core.read();
         attempt.answer(query, scratch);
         drop(writer_waits);
+    }
+
+    /// In which forms blocks have been stored. Costs one load.
+    pub fn token_forms(&self) -> TokenForms {
+        self.roster.forms.get()
     }
 
     /// How many of these names the rank holds on the device from the first on, by its own names. Waits for the

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::forms::FormsSeen;
 use super::groups::Groups;
 use super::published::{Pin, Published};
 use super::rank::Rank;
@@ -147,6 +148,7 @@ pub(super) struct Roster {
     /// One more than the index of the rank that is being cleared: it holds nothing, whatever the runs still
     /// say. There is one writer, so there is one such rank at most.
     hidden: AtomicU64,
+    pub(super) forms: FormsSeen,
 }
 
 impl Roster {

@@ -3,8 +3,9 @@
 //! Engines tag nothing: adapter, image, salt and digest stand in one list, told apart by shape and place
 //! (vLLM 0.17 to 0.33).
 
-use crate::block::{ContentKey, ContentKeys, Isolation};
-use crate::events::{BlockStored, ExtraKey};
+use crate::block::{BlockHash, ContentKey, ContentKeys, Isolation};
+use crate::events::{BlockStored, EventTokens, ExtraKey};
+use crate::index::StoreTokens;
 
 /// How Dynamo marks salts that pass through it; the salt itself follows.
 const DYNAMO_SALT_PREFIX: &str = "dynamo-cache-salt:";
@@ -32,6 +33,71 @@ pub(super) fn identity(event: &BlockStored, keys: &mut Vec<ContentKeys>) -> Isol
         (Some(name), _) if !name.is_empty() => Isolation::new(Some(name), salt),
         (_, Some(id)) => Isolation::unnamed_lora(id, salt),
         _ => Isolation::new(None, salt),
+    }
+}
+
+/// Blocks of a store whose names cover equally much.
+pub(super) struct Part<'a> {
+    pub(super) names: &'a [BlockHash],
+    pub(super) parent: Option<&'a BlockHash>,
+    pub(super) tokens: StoreTokens<'a>,
+    pub(super) keys: &'a [ContentKeys],
+}
+
+impl<'a> Part<'a> {
+    /// The store as one; tokens behind the blocks are not looked at.
+    pub(super) fn whole(event: &'a BlockStored, keys: &'a [ContentKeys]) -> Self {
+        let tokens = match &event.tokens {
+            // No engine sends both, so what the names cover is not known.
+            EventTokens::Pairs(_) if !event.lookahead.is_empty() => StoreTokens::Unusable,
+            EventTokens::Pairs(tokens) => {
+                let stride = event.block_size as usize;
+                StoreTokens::Windows { tokens, len: stride.saturating_add(1), stride }
+            }
+            EventTokens::Ids(tokens) => StoreTokens::Ids(tokens),
+            EventTokens::Unusable => StoreTokens::Unusable,
+        };
+        Self { names: &event.block_hashes, parent: event.parent_block_hash.as_ref(), tokens, keys }
+    }
+}
+
+/// A store in parts of which each has as many tokens behind every block. Where names cover no tokens behind their
+/// blocks that is the whole of it, and so where names and tokens do not line up.
+///
+/// A block's content is all that its name covers. With one token behind it that is the window that EAGLE queries
+/// hash. Queries hash no longer windows, so blocks with more tokens behind them are credited to none.
+pub(super) fn in_parts<'a>(
+    event: &'a BlockStored,
+    keys: &'a [ContentKeys],
+    windows: &mut Vec<u32>,
+    mut apply: impl FnMut(&Part<'_>),
+) {
+    let names = &event.block_hashes;
+    let size = event.block_size as usize;
+    let ids = match &event.tokens {
+        EventTokens::Ids(ids) if !event.lookahead.is_empty() => ids,
+        _ => return apply(&Part::whole(event, keys)),
+    };
+    if size == 0 || names.len().checked_mul(size) != Some(ids.len()) {
+        return apply(&Part::whole(event, keys));
+    }
+    let mut from = 0;
+    for of_one_length in event.lookahead.chunk_by(|one, next| one.len() == next.len()) {
+        let to = from + of_one_length.len();
+        let len = size + of_one_length.first().map_or(0, Vec::len);
+        windows.clear();
+        for (block, behind) in ids[from * size..to * size].chunks_exact(size).zip(of_one_length) {
+            windows.extend_from_slice(block);
+            windows.extend_from_slice(behind);
+        }
+        let tokens = match len == size {
+            true => StoreTokens::Ids(windows),
+            false => StoreTokens::Windows { tokens: windows, len, stride: len },
+        };
+        let parent = from.checked_sub(1).map_or(event.parent_block_hash.as_ref(), |at| names.get(at));
+        let keys = keys.get(from..to.min(keys.len())).unwrap_or_default();
+        apply(&Part { names: &names[from..to], parent, tokens, keys });
+        from = to;
     }
 }
 
@@ -137,5 +203,41 @@ mod tests {
         let mut keys = Vec::new();
         identity(&stored(None, false, vec![Vec::new(), Vec::new()]), &mut keys);
         assert!(keys.is_empty());
+    }
+
+    /// I11: a store falls apart where its names begin to cover more or fewer tokens; each part hangs behind the last.
+    #[test]
+    fn a_store_falls_into_parts_of_equal_cover() {
+        let mut event = stored(None, false, Vec::new());
+        event.block_size = 2;
+        event.block_hashes = (1..=4).map(BlockHash::Int).collect();
+        event.tokens = EventTokens::Ids((0..8).collect());
+        let of = |event: &BlockStored| {
+            let (mut parts, mut windows) = (Vec::new(), Vec::new());
+            in_parts(event, &[], &mut windows, |part| {
+                let tokens = match part.tokens {
+                    StoreTokens::Ids(ids) => (ids.to_vec(), 0),
+                    StoreTokens::Windows { tokens, len, stride } => {
+                        assert_eq!(len, stride);
+                        (tokens.to_vec(), len)
+                    }
+                    _ => (Vec::new(), usize::MAX),
+                };
+                parts.push((part.names.to_vec(), part.parent.cloned(), tokens));
+            });
+            parts
+        };
+        let names = |names: std::ops::RangeInclusive<u64>| names.map(BlockHash::Int).collect::<Vec<_>>();
+        assert_eq!(of(&event), [(names(1..=4), None, ((0..8).collect(), 0))]);
+        event.lookahead = vec![vec![2], vec![4], vec![], vec![8, 9]];
+        let expected = [
+            (names(1..=2), None, (vec![0, 1, 2, 2, 3, 4], 3)),
+            (names(3..=3), Some(BlockHash::Int(2)), (vec![4, 5], 0)),
+            (names(4..=4), Some(BlockHash::Int(3)), (vec![6, 7, 8, 9], 4)),
+        ];
+        assert_eq!(of(&event), expected);
+        // What does not line up is for the index to refuse.
+        event.tokens = EventTokens::Ids((0..7).collect());
+        assert_eq!(of(&event), [(names(1..=4), None, ((0..7).collect(), 0))]);
     }
 }

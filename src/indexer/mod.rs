@@ -360,6 +360,7 @@ impl Indexer {
             {
                 stream.plan = plan.clone();
                 let Some(spec) = self.fleet.worker(&rank.worker) else { continue };
+                stream.declared_eagle = spec.is_eagle;
                 stream.tiers.follow(spec, self.fleet.capacity_blocks(rank).blocks());
                 if let Some(pool) = self.pools.get_mut(&change.pool) {
                     pool.index.write().score_tiers(stream.slot, Tiers::scored(spec));
@@ -404,7 +405,8 @@ impl Indexer {
         let status = Arc::new(RankStatus::new(Reasons::NONE));
         let sequencer = Sequencer::new(order, now);
         let adapters = Arc::clone(&pool.adapters);
-        let stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer, adapters, tiers);
+        let mut stream = Stream::new(plan.clone(), key.clone(), slot, status, sequencer, adapters, tiers);
+        stream.declared_eagle = spec.is_eagle;
         stream.publish();
         self.deadlines.set(source, stream.sequencer.next_deadline());
         self.streams.insert(source, stream);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::adapters::LearntAdapters;
-use super::content;
+use super::content::{self, Part};
 use super::tiers::Tiers;
 use super::view::{ContentCounters, RankReport, RankStatus};
-use crate::block::{AttentionKind, BlockHash, ContentKeys, Tier};
+use crate::block::{AttentionKind, BlockHash, ContentKeys, Isolation, Tier};
 use crate::events::order::{Batch, Step};
 use crate::events::{
     BlockRemoved, BlockStored, DecodeError, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage,
@@ -50,6 +50,8 @@ pub(super) struct Stream {
     /// Its pool's.
     adapters: Arc<LearntAdapters>,
     pub(super) tiers: Tiers,
+    /// Whether the worker is declared to have an EAGLE drafter.
+    pub(super) declared_eagle: Option<bool>,
 }
 
 /// Buffers that outlive a message.
@@ -57,7 +59,14 @@ pub(super) struct Stream {
 pub(super) struct Buffers {
     pub(super) steps: Vec<Step>,
     batch: EventBatch,
+    content: ContentBuffers,
+}
+
+/// What a store's content is put together in.
+#[derive(Default, Debug)]
+struct ContentBuffers {
     keys: Vec<ContentKeys>,
+    windows: Vec<u32>,
 }
 
 impl Stream {
@@ -84,6 +93,7 @@ impl Stream {
             announced_block_size: None,
             adapters,
             tiers,
+            declared_eagle: None,
         }
     }
 
@@ -178,7 +188,7 @@ impl Stream {
         section: &mut WriteSection<'_>,
         batch_buffer: &mut BatchBuffers<'_>,
     ) {
-        let BatchBuffers { decoded, keys } = batch_buffer;
+        let BatchBuffers { decoded, content } = batch_buffer;
         if let Err(error) = decode_batch_fast(&batch.payload, limits, decoded) {
             self.counters.malformed_messages += 1;
             return self.give(lost_by(error), 1);
@@ -191,7 +201,7 @@ impl Stream {
             self.give(reason, times);
         }
         section.apply_each(&decoded.events, leads, |section, event| match event {
-            KvEvent::Stored(stored) => self.store(stored, section, keys),
+            KvEvent::Stored(stored) => self.store(stored, section, content),
             KvEvent::Removed(removed) => self.remove(removed, section),
             KvEvent::Cleared(medium) => {
                 self.counters.clears += 1;
@@ -203,7 +213,8 @@ impl Stream {
         });
     }
 
-    fn store(&mut self, event: &BlockStored, section: &mut WriteSection<'_>, keys: &mut Vec<ContentKeys>) {
+    fn store(&mut self, event: &BlockStored, section: &mut WriteSection<'_>, buffers: &mut ContentBuffers) {
+        let ContentBuffers { keys, windows } = buffers;
         let isolation = content::identity(event, keys);
         // The groups of a hybrid model may differ: what the pool fixes is the full-attention one's.
         if event.tier == Tier::Device && event.attention.is_none_or(|kind| kind == AttentionKind::Full) {
@@ -211,25 +222,46 @@ impl Stream {
         }
         if event.parent_block_hash == Some(UNCHAINED_ROOT) {
             self.counters.unchained_stores += 1;
+            self.give(Reason::UnchainedHashes, 1);
         }
+        self.note_form(event);
+        content::in_parts(event, keys, windows, |part| self.store_part(event, part, isolation, section));
+    }
+
+    /// Which form the tokens come in is learnt from the stream; a declaration that differs is said.
+    fn note_form(&mut self, event: &BlockStored) {
+        let windows = match &event.tokens {
+            EventTokens::Ids(ids) if ids.is_empty() => return,
+            EventTokens::Ids(_) => !event.lookahead.is_empty(),
+            EventTokens::Pairs(_) => true,
+            EventTokens::Unusable => return,
+        };
+        if self.declared_eagle.is_some_and(|declared| declared != windows) {
+            self.give(Reason::EagleDiffers, 1);
+        }
+        if event.lookahead.iter().any(|behind| behind.len() > 1) {
+            self.give(Reason::UnusableTokens, 1);
+        }
+    }
+
+    fn store_part(
+        &mut self,
+        event: &BlockStored,
+        part: &Part<'_>,
+        isolation: Isolation,
+        section: &mut WriteSection<'_>,
+    ) {
         let request = StoreRequest {
             tier: event.tier,
             group: GroupTag { idx: event.group_idx, kind: event.attention },
-            names: &event.block_hashes,
-            parent: event.parent_block_hash.as_ref(),
-            tokens: match &event.tokens {
-                EventTokens::Ids(ids) => StoreTokens::Ids(ids),
-                EventTokens::Pairs(ids) => {
-                    let stride = event.block_size as usize;
-                    StoreTokens::Windows { tokens: ids, len: stride + 1, stride }
-                }
-                EventTokens::Unusable => StoreTokens::Unusable,
-            },
+            names: part.names,
+            parent: part.parent,
+            tokens: part.tokens,
             block_size: event.block_size,
             isolation,
-            keys,
+            keys: part.keys,
             history_complete: event.tier == Tier::Device
-                || event.parent_block_hash.is_some()
+                || part.parent.is_some()
                 || !self.reasons().may_miss(),
         };
         match section.store(self.slot, &request) {
@@ -237,7 +269,7 @@ impl Stream {
                 if let Some(name) = &event.lora_name {
                     self.adapters.learn(name);
                 }
-                let blocks = event.block_hashes.len() as u64;
+                let blocks = part.names.len() as u64;
                 self.counters.stored_blocks += blocks;
                 self.counters.orphan_blocks += stored.orphans;
                 self.counters.orphans_dropped += stored.orphans_dropped;
@@ -245,7 +277,7 @@ impl Stream {
                 if event.tier == Tier::Other {
                     self.counters.other_medium_blocks += blocks;
                 }
-                for (reason, times) in doubts(&stored, &event.tokens) {
+                for (reason, times) in doubts(&stored, &part.tokens) {
                     self.give(reason, u32::try_from(times).unwrap_or(u32::MAX));
                 }
                 if event.tier != Tier::Device && self.tiers.took_in(event.tier, self.slot, section) {
@@ -305,12 +337,12 @@ impl Stream {
 /// The parts of [`Buffers`] that applying a batch needs.
 pub(super) struct BatchBuffers<'a> {
     decoded: &'a mut EventBatch,
-    keys: &'a mut Vec<ContentKeys>,
+    content: &'a mut ContentBuffers,
 }
 
 impl Buffers {
     pub(super) fn split(&mut self) -> (&mut Vec<Step>, BatchBuffers<'_>) {
-        (&mut self.steps, BatchBuffers { decoded: &mut self.batch, keys: &mut self.keys })
+        (&mut self.steps, BatchBuffers { decoded: &mut self.batch, content: &mut self.content })
     }
 }
 
@@ -336,8 +368,8 @@ fn skip_reason(refusal: StoreRefusal) -> Option<Reason> {
 
 /// What a store that was taken in gives reason to doubt, and how often. A placeholder that names nothing known
 /// can only miss in its own tier, and gives none.
-fn doubts(stored: &Stored, tokens: &EventTokens) -> impl Iterator<Item = (Reason, u64)> {
-    let unusable = if matches!(tokens, EventTokens::Unusable) { stored.nameless } else { 0 };
+fn doubts(stored: &Stored, tokens: &StoreTokens<'_>) -> impl Iterator<Item = (Reason, u64)> {
+    let unusable = if matches!(tokens, StoreTokens::Unusable) { stored.nameless } else { 0 };
     [
         (Reason::OrphansDropped, stored.orphans_dropped),
         (Reason::ContradictedName, stored.device_contradicted),

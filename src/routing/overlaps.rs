@@ -10,7 +10,7 @@ use crate::indexer::PoolView;
 pub struct Overlaps {
     hashes: PromptHashes,
     scratch: Scratch,
-    unlocated: Scratch,
+    further: Scratch,
     found: Vec<RankOverlap>,
     tree_sizes: Vec<u64>,
 }
@@ -24,9 +24,11 @@ impl Overlaps {
         pool.index.tree_sizes(&mut self.tree_sizes);
         self.found.clear();
         self.found.extend(self.scratch.overlaps().iter());
-        if let Some(locals) = self.hashes.unlocated() {
-            pool.index.overlap(&IndexQuery { locals, sequences: &[], hybrid }, &mut self.unlocated);
-            for other in self.unlocated.overlaps().iter() {
+        // Each rank stores in one form, so what is found in another way adds to the others alone.
+        self.hashes.fill_other_form(prompt, pool.block_size, pool.index.token_forms());
+        for locals in self.hashes.further() {
+            pool.index.overlap(&IndexQuery { locals, sequences: &[], hybrid }, &mut self.further);
+            for other in self.further.overlaps().iter() {
                 merge(&mut self.found, &other);
             }
         }
@@ -55,7 +57,7 @@ impl Overlaps {
     }
 }
 
-/// An engine names items in one way only, so the further reach is that engine's.
+/// An engine names items in one way and stores blocks in one form, so the further reach is that engine's.
 fn merge(found: &mut Vec<RankOverlap>, other: &RankOverlap) {
     match found.iter_mut().find(|overlap| overlap.slot == other.slot) {
         Some(overlap) => {

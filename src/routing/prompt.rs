@@ -1,8 +1,11 @@
 //! From a request's prompt to the hashes that the index knows blocks by.
 
+use std::ops::Range;
+
 use crate::block::{
     BlockSize, ContentKey, ContentKeys, Isolation, LocalBlockHash, LocalHasher, SequenceHash,
 };
+use crate::index::TokenForms;
 
 /// A request's prompt and what belongs to its blocks' content.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +31,8 @@ pub enum PromptForm<'a> {
     Tokens {
         /// The ids.
         ids: &'a [u32],
-        /// Hash windows of block size + 1 tokens, as engines with Eagle drafters do.
+        /// Hash windows of block size + 1 tokens, as engines with Eagle drafters do. Ranks that store in the other
+        /// form are found all the same.
         eagle: bool,
     },
     /// The hashes of its full blocks, made by the caller. Adapter and salt are in them.
@@ -75,69 +79,89 @@ pub struct PromptHashes {
     hasher: LocalHasher,
     locals: Vec<LocalBlockHash>,
     unlocated: Vec<LocalBlockHash>,
+    other: Vec<LocalBlockHash>,
+    other_unlocated: Vec<LocalBlockHash>,
     sequences: Vec<SequenceHash>,
     keys: ContentKeys,
 }
 
 impl PromptHashes {
-    /// Hashes the prompt's full blocks.
+    /// Hashes the prompt's full blocks, in the form that it asks for.
     ///
     /// Costs 4 ns per block of 16 tokens for text; with items each block that one touches allocates.
     pub fn fill(&mut self, prompt: &Prompt<'_>, block_size: BlockSize) {
-        self.locals.clear();
-        self.unlocated.clear();
+        for hashes in [&mut self.locals, &mut self.unlocated, &mut self.other, &mut self.other_unlocated] {
+            hashes.clear();
+        }
         self.sequences.clear();
         match prompt.form {
             PromptForm::Hashes { locals, sequences, .. } => {
                 self.locals.extend_from_slice(locals);
                 self.sequences.extend_from_slice(sequences);
             }
-            PromptForm::Tokens { ids, eagle } => self.hash_tokens(prompt, ids, eagle, block_size),
+            PromptForm::Tokens { eagle, .. } => self.hash_tokens(prompt, eagle, block_size),
         }
     }
 
-    fn hash_tokens(&mut self, prompt: &Prompt<'_>, ids: &[u32], eagle: bool, block_size: BlockSize) {
+    /// Hashes them in the other form too, if some rank stored blocks in it. Call it behind [`Self::fill`].
+    pub fn fill_other_form(&mut self, prompt: &Prompt<'_>, block_size: BlockSize, stored: TokenForms) {
+        let PromptForm::Tokens { eagle, .. } = prompt.form else { return };
+        if if eagle { stored.plain } else { stored.eagle } {
+            self.swap_forms();
+            self.hash_tokens(prompt, !eagle, block_size);
+            self.swap_forms();
+        }
+    }
+
+    fn swap_forms(&mut self) {
+        std::mem::swap(&mut self.locals, &mut self.other);
+        std::mem::swap(&mut self.unlocated, &mut self.other_unlocated);
+    }
+
+    fn hash_tokens(&mut self, prompt: &Prompt<'_>, eagle: bool, block_size: BlockSize) {
+        let PromptForm::Tokens { ids, .. } = prompt.form else { return };
         let isolation = match (prompt.lora_name.filter(|name| !name.is_empty()), prompt.lora_id) {
             (None, Some(id)) => Isolation::unnamed_lora(id, prompt.cache_salt),
             (name, _) => Isolation::new(name, prompt.cache_salt),
         };
-        if eagle {
-            return self.hasher.hash_eagle(isolation, ids, block_size, &mut self.locals);
-        }
         if prompt.mm.is_empty() && prompt.keys.is_empty() {
-            return self.hasher.hash_prompt(isolation, ids, block_size, &mut self.locals);
+            return match eagle {
+                true => self.hasher.hash_eagle(isolation, ids, block_size, &mut self.locals),
+                false => self.hasher.hash_prompt(isolation, ids, block_size, &mut self.locals),
+            };
         }
-        for (nth, block) in ids.chunks_exact(block_size.as_usize()).enumerate() {
-            let start = nth as u64 * u64::from(block_size.get());
-            let located = self.hash_block(prompt, isolation, nth, start, block, true);
+        let size = block_size.as_usize();
+        for (nth, block) in ids.windows(size + usize::from(eagle)).step_by(size).enumerate() {
+            let span = nth as u64 * size as u64..(nth as u64 + 1) * size as u64;
+            let located = self.hash_block(prompt, isolation, nth, &span, block, true);
             self.locals.push(located);
             if !prompt.mm.is_empty() {
-                let unlocated = self.hash_block(prompt, isolation, nth, start, block, false);
+                let unlocated = self.hash_block(prompt, isolation, nth, &span, block, false);
                 self.unlocated.push(unlocated);
             }
         }
     }
 
+    /// `span` is where the block's own tokens stand; its hash may cover one more.
     fn hash_block(
         &mut self,
         prompt: &Prompt<'_>,
         isolation: Isolation,
         nth: usize,
-        start: u64,
+        span: &Range<u64>,
         block: &[u32],
         located: bool,
     ) -> LocalBlockHash {
         self.keys.clear();
         self.keys.extend(prompt.keys.get(nth).into_iter().flatten().cloned());
-        let end = start + block.len() as u64;
         let touching = prompt
             .mm
             .iter()
-            .filter(|item| item.offset < end && item.offset.saturating_add(item.length) > start);
+            .filter(|item| item.offset < span.end && item.offset.saturating_add(item.length) > span.start);
         self.keys.extend(touching.map(|item| ContentKey::Multimodal {
             identifier: item.identifier.into(),
             // Both lie within one prompt, far below 2^63.
-            offset: located.then(|| item.offset.cast_signed().wrapping_sub(start.cast_signed())),
+            offset: located.then(|| item.offset.cast_signed().wrapping_sub(span.start.cast_signed())),
         }));
         self.keys.sort();
         self.hasher.hash(isolation, block, &self.keys)
@@ -152,6 +176,15 @@ impl PromptHashes {
     /// where that makes no difference.
     pub fn unlocated(&self) -> Option<&[LocalBlockHash]> {
         (!self.unlocated.is_empty() && self.unlocated != self.locals).then_some(&self.unlocated)
+    }
+
+    /// All local hashes beside [`Self::locals`] by which ranks may know the prompt: without the items' places, and
+    /// both ways in the other form.
+    pub fn further(&self) -> impl Iterator<Item = &[LocalBlockHash]> {
+        let other = (!self.other.is_empty()).then_some(&*self.other);
+        let differs = !self.other_unlocated.is_empty() && self.other_unlocated != self.other;
+        let other_unlocated = differs.then_some(&*self.other_unlocated);
+        self.unlocated().into_iter().chain(other).chain(other_unlocated)
     }
 
     /// Sequence hashes that the caller gave.
@@ -216,5 +249,31 @@ mod tests {
         let salted = of(Prompt { cache_salt: Some("t1"), ..Prompt::tokens(&ids) });
         let adapted = of(Prompt { lora_name: Some("t1"), ..Prompt::tokens(&ids) });
         assert!(plain != salted && salted != adapted && plain != adapted);
+    }
+
+    /// I11, I2: the other form is made where it is stored, and keys belong to its blocks too.
+    #[test]
+    fn the_other_form_is_made_where_it_is_stored() {
+        let ids: Vec<u32> = (0..9).collect();
+        let mut hashes = PromptHashes::default();
+        let mut further = |prompt: &Prompt<'_>, plain, eagle| {
+            hashes.fill(prompt, BLOCK);
+            hashes.fill_other_form(prompt, BLOCK, TokenForms { plain, eagle });
+            let further: Vec<_> = hashes.further().map(<[_]>::to_vec).collect();
+            (hashes.locals().to_vec(), further)
+        };
+        let plain = Prompt::tokens(&ids);
+        let eagle = Prompt { form: PromptForm::Tokens { ids: &ids, eagle: true }, ..plain };
+        let (of_blocks, none) = further(&plain, true, false);
+        assert!(none.is_empty());
+        let (of_windows, none) = further(&eagle, false, true);
+        assert!(none.is_empty());
+        assert_eq!((of_blocks.len(), of_windows.len()), (2, 2));
+        assert_eq!(further(&plain, true, true), (of_blocks.clone(), vec![of_windows.clone()]));
+        assert_eq!(further(&eagle, true, true), (of_windows.clone(), vec![of_blocks]));
+        let item = [MmItem { identifier: "img", offset: 0, length: 1 }];
+        let (pictured, _) = further(&Prompt { mm: &item, ..eagle }, false, true);
+        assert_ne!(pictured[0], of_windows[0]);
+        assert_eq!(pictured[1], of_windows[1]);
     }
 }
