@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rankwise::block::Tier;
 use rankwise::events::order::OnLoss;
 use rankwise::fleet::WorkerSpec;
 use rankwise::index::HybridRule;
@@ -27,6 +28,7 @@ pub struct ConfigFile {
     /// Where gRPC is served; not at all unless it is named.
     pub grpc_listen: Option<String>,
     streams: StreamsTable,
+    events: EventsTable,
     scoring: ScoringTable,
     http: HttpTable,
     load: LoadTable,
@@ -44,6 +46,33 @@ struct StreamsTable {
     max_replay_attempts: Option<u32>,
     max_held_batches: Option<usize>,
     max_held_bytes: Option<usize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct EventsTable {
+    /// What connectors call their media beyond the names that are known.
+    media: BTreeMap<String, TierName>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TierName {
+    Device,
+    Host,
+    Disk,
+    Other,
+}
+
+impl From<TierName> for Tier {
+    fn from(name: TierName) -> Self {
+        match name {
+            TierName::Device => Self::Device,
+            TierName::Host => Self::Host,
+            TierName::Disk => Self::Disk,
+            TierName::Other => Self::Other,
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -212,6 +241,9 @@ impl ConfigFile {
         set(&mut config.max_replay_attempts, *max_replay_attempts);
         set(&mut config.max_held_batches, *max_held_batches);
         set(&mut config.max_held_bytes, *max_held_bytes);
+        for (medium, tier) in &self.events.media {
+            config.limits.media.insert(medium, (*tier).into());
+        }
         set(&mut config.load.ttl, self.load.ttl_ms.map(Duration::from_millis));
         let mode = self.load.mode.map(|mode| match mode {
             LoadModeName::Reports => LoadMode::Reports,
@@ -440,5 +472,14 @@ mod tests {
         assert_eq!((spec.ranks.start(), spec.ranks.len()), (DpRank(4), 4));
         assert!(worker_flag("id=w2,model=m,ranks=4-7,events=tcp://h:5557").is_err());
         assert!(worker_flag("id=w2,model=m,block_size=16,events=tcp://h:1,colour=red").is_err());
+    }
+
+    /// I6: further media, and a tier that there is not.
+    #[test]
+    fn further_media_name_tiers() {
+        let file: ConfigFile = toml::from_str("[events]\nmedia = { MY_TIER = \"host\" }").unwrap();
+        assert_eq!(file.indexer().limits.media.tier(Some("my_tier")), Tier::Host);
+        let error = toml::from_str::<ConfigFile>("[events]\nmedia = { MY_TIER = \"hots\" }").unwrap_err();
+        assert!(error.to_string().contains("hots"), "{error}");
     }
 }
