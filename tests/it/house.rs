@@ -588,5 +588,5 @@ fn proofs_are_found_on_tests_only() {
     assert_eq!(found("/// R3\nfn f() {}\n#[test]\nfn g() {}"), [""; 0]);
     assert_eq!(found("/// R3\n#[test]\n#[ignore]\nfn f() {}"), [""; 0]);
     assert_eq!(found("/// RR3 R333 X1 R\n#[test]\nfn f() {}"), [""; 0]);
-    assert!(exists("L16") && !exists("L17") && !exists("R0"));
+    assert!(exists("L20") && !exists("L21") && !exists("R0"));
 }

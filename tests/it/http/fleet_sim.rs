@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use rankwise::indexer::Config;
+use rankwise::routing::{Policy, RouterConfig};
+use rankwise::service::ServiceConfig;
 use serde_json::{Value, json};
 
 use super::harness::Service;
@@ -79,7 +82,10 @@ impl Fleet {
 /// beats a known one, and no metric series exists for a rank that is gone.
 #[tokio::test]
 async fn ten_minutes_of_ranks_that_come_and_go() {
-    let service = Service::start().await;
+    // Most of these ranks never speak; who is counted here is who is declared.
+    let policy = Policy { exclude_silent: false, ..Policy::default() };
+    let router = RouterConfig { policy, ..RouterConfig::default() };
+    let service = Service::start_with(Config::default(), router, ServiceConfig::default()).await;
     let mut rng = StdRng::seed_from_u64(64);
     let mut fleet = Fleet::default();
     let (mut known_picks, mut unknown_picks, mut gone_seen) = (0, 0, 0);

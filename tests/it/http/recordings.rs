@@ -35,6 +35,7 @@ const INDEXER: Differs = &[
     (400, &[44, 50], "port 0 and inproc cannot be dialled"),
     (201, &[47], "R3: the port is what follows the last colon, IPv6 included"),
     (201, &[53], "`modelname` is Mooncake's word for the model"),
+    (200, &[238], "I10: a name that is held says what the block is, so the second content is not held"),
     (400, &[35, 64, 105], "A1: beside `model_name`, `tenant_id` must be the group"),
     (200, &[60, 61, 62, 65], REFUSED_BEFORE),
     (404, &[66, 67, 68, 69, 72, 74, 78, 81], REFUSED_BEFORE),
@@ -86,6 +87,7 @@ const SELECT: Differs = &[
     (400, &[198, 201, 204], "a booking names its rank: a missing one is not rank 0"),
     (200, &[199], "nothing was booked at 198"),
     (404, &[200], "nothing was booked at 198"),
+    (422, &[43], "a field of the wrong shape is 422 and named, the keys of a map included"),
     (404, &[289], "A4: a prompt of 2^21 tokens passes; its model is not there"),
     (200, &[291, 302], "`/` and `/metrics` are ours"),
     (415, &[296, 304], "one port for both APIs: POST `/loads` and `/query` are there"),
@@ -126,6 +128,7 @@ const SCORES: &[(&[u64], &str)] = &[
     (&[130, 133, 135, 141], r#"{"1":{"0":16,"1":8},"2":{"0":8}}"#),
     (&[139, 377, 379], r#"{"1":{"0":16},"2":{"0":8}}"#),
     (&[153, 157, 173, 175, 177, 181, 183], r#"{"2":{"0":4}}"#),
+    (&[238], "{}"),
     (&[262], r#"{"20":{"0":4}}"#),
     (&[167, 261, 265, 267, 268, 269], "{}"),
 ];

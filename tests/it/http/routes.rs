@@ -232,6 +232,7 @@ async fn answers_say_what_they_rest_on() {
     let expected = json!([{
         "worker_id": 1, "dp_rank": 0, "device": 4, "host": 8, "disk": 8, "trust": "partial",
         "may_err": ["may_miss", "may_overcredit"], "age_ms": 250, "groups_left_out": false,
+        "reasons": ["lost_batches"],
     }]);
     assert_eq!(answer["ranks"], expected);
     assert_eq!(answer["scores"], json!({ "1": { "0": 4 } }));
