@@ -202,6 +202,10 @@ impl<'a> Fields<'a> {
             Field::Tag => self.tag = Tag::read(value),
             Field::BlockHashes => self.hashes = no_list(value),
             Field::Parent => self.parent = parent(value),
+            // No tokens are none: a placeholder that only names its blocks.
+            Field::TokenIds if matches!(value, Scalar::Nil) => {
+                self.tokens = Ok(Some(EventTokens::Ids(Vec::new())));
+            }
             Field::TokenIds => self.tokens = no_list(value),
             Field::BlockSize => self.block_size = read(value, Scalar::as_u32),
             Field::LoraId => self.lora_id = read(value, Scalar::as_i64),

@@ -174,8 +174,10 @@ impl Announcer<'_> {
         match plan.shape {
             _ if names_first => block().or_else(chunk),
             // Of another size than the blocks of this name, so it may mean something else.
+            // Behind a parent that is not known nothing else says where it hangs.
             Shape::Chunk if matches!(cursor, Cursor::Missing(_)) => chunk().or_else(block),
             Shape::Chunk => chunk(),
+            _ if matches!(cursor, Cursor::Missing(_)) => block().or_else(chunk),
             Shape::Block | Shape::Part => block(),
         }
     }

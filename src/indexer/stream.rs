@@ -208,6 +208,8 @@ impl Stream {
                 if self.tiers.clear(*medium, self.slot, section) {
                     self.sequencer.on_cleared(batch.seq);
                     self.lift_content_reasons();
+                } else if self.tiers.without_removals().is_empty() {
+                    self.content_reasons.remove(Reason::NoRemovals);
                 }
             }
         });

@@ -48,6 +48,12 @@ enum Step {
         bits: u16,
         tier: usize,
     },
+    /// The host takes in the blocks up to the end of a path as one chunk.
+    Offload {
+        group: u32,
+        path: Path,
+        len: usize,
+    },
     Clear,
 }
 
@@ -70,7 +76,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         bits,
         tier,
     });
-    prop::collection::vec(prop_oneof![5 => prefill, 4 => evict, 1 => Just(Step::Clear)], 1..30)
+    let offload =
+        (0..2_u32, path(), 2..=DEPTH).prop_map(|(group, path, len)| Step::Offload { group, path, len });
+    let step = prop_oneof![10 => prefill, 8 => evict, 4 => offload, 2 => Just(Step::Clear)];
+    prop::collection::vec(step, 1..30)
 }
 
 fn name(path: &[u8]) -> BlockHash {
@@ -88,6 +97,12 @@ struct World {
     slot: RankSlot,
     /// (tier, group, content) to copies.
     held: BTreeMap<(Tier, u32, Path), u32>,
+    /// (tier, group, content up to the last block) to blocks and copies.
+    chunks: BTreeMap<(Tier, u32, Path), (usize, u32)>,
+    seen: [bool; 3],
+    /// Nothing is stored behind a name that is not held: a chunk would tell the reference, which looks at
+    /// contents, more of such blocks than their names tell the index.
+    rooted: bool,
     scratch: Scratch,
 }
 
@@ -95,7 +110,17 @@ impl World {
     fn new(shape: Shape) -> Self {
         let (mut index, reader) = index::new(BlockSize::new(BASE).unwrap());
         let slot = index.write().add_rank(Announcements::Counted);
-        Self { shape, index, reader, slot, held: BTreeMap::new(), scratch: Scratch::default() }
+        Self {
+            shape,
+            index,
+            reader,
+            slot,
+            held: BTreeMap::new(),
+            chunks: BTreeMap::new(),
+            seen: [false; 3],
+            rooted: false,
+            scratch: Scratch::default(),
+        }
     }
 
     fn multiple(&self, group: u32) -> usize {
@@ -117,12 +142,17 @@ impl World {
     /// Stores the blocks of `path` that end at these depths (in base blocks); the event's tokens begin at
     /// `from`.
     fn store(&mut self, group: u32, tier: Tier, path: &[u8], from: usize, ends: &[usize]) {
+        self.store_blocks(group, tier, path, from, ends, self.multiple(group));
+    }
+
+    /// The same in blocks of so many base blocks: chunks, if these are more than one in a lower tier.
+    fn store_blocks(&mut self, group: u32, tier: Tier, path: &[u8], from: usize, ends: &[usize], len: usize) {
         let names: Vec<BlockHash> = ends.iter().map(|&end| name(&path[..end])).collect();
         let last = ends.last().copied().unwrap_or(path.len());
         let ids = tokens(&path[from..last]);
         let parent = (from > 0).then(|| name(&path[..from]));
         let kind = self.kind(group);
-        let block_size = BASE * self.multiple(group) as u32;
+        let block_size = BASE * len as u32;
         let result = self.index.write().store(
             self.slot,
             &StoreRequest {
@@ -139,7 +169,13 @@ impl World {
         );
         result.unwrap();
         for &end in ends {
-            *self.held.entry((tier, group, path[..end].to_vec())).or_default() += 1;
+            let key = (tier, group, path[..end].to_vec());
+            self.seen[group as usize] = true;
+            if tier != Tier::Device && len > 1 {
+                self.chunks.entry(key).or_insert((len, 0)).1 += 1;
+            } else {
+                *self.held.entry(key).or_default() += 1;
+            }
         }
     }
 
@@ -147,7 +183,12 @@ impl World {
         match step {
             Step::Prefill { path, from, kept, tier, line_up, windowed_first } => {
                 let tier = Tier::ALL[*tier];
-                let from = from % path.len();
+                let held = |from: usize| {
+                    let held = |tier| self.held.contains_key(&(tier, FULL, path[..from].to_vec()));
+                    Tier::ALL.into_iter().any(held)
+                };
+                let from =
+                    Some(from % path.len()).filter(|from| !self.rooted || held(*from)).unwrap_or_default();
                 let full: Vec<usize> = (from + 1..=path.len()).collect();
                 if *windowed_first {
                     self.store_windowed(tier, path, from, *kept, *line_up);
@@ -169,22 +210,32 @@ impl World {
                     let key = (tier, *group, path[..end].to_vec());
                     let removed =
                         self.index.write().remove(self.slot, tier, Some(*group), &[name(&path[..end])]);
-                    match self.held.get_mut(&key) {
-                        Some(copies) => {
-                            assert_eq!(removed.unknown, 0);
-                            *copies -= 1;
-                            if *copies == 0 {
-                                self.held.remove(&key);
-                            }
+                    // A block under the name of a chunk came later than that.
+                    if let Some(copies) = self.held.get_mut(&key) {
+                        assert_eq!(removed.unknown, 0);
+                        *copies -= 1;
+                        if *copies == 0 {
+                            self.held.remove(&key);
                         }
-                        None => assert_eq!(removed.unknown, 1),
+                    } else if let Some((_, copies)) = self.chunks.get_mut(&key) {
+                        assert_eq!(removed.unknown, 0);
+                        *copies -= 1;
+                        if *copies == 0 {
+                            self.chunks.remove(&key);
+                        }
+                    } else {
+                        assert_eq!(removed.unknown, 1);
                     }
                 }
             }
             Step::Clear => {
                 self.index.write().clear_rank(self.slot);
                 self.held.clear();
+                self.chunks.clear();
+                // A group is known from its first store on, until the rank is cleared.
+                self.seen = [false; 3];
             }
+            Step::Offload { group, path, len } => self.offload(*group, path, *len),
         }
     }
 
@@ -200,13 +251,35 @@ impl World {
         self.store(WINDOWED, tier, path, from, ends);
     }
 
-    fn holds(&self, tiers: &[Tier], group: u32, content: &[u8]) -> bool {
-        tiers.iter().any(|tier| self.held.contains_key(&(*tier, group, content.to_vec())))
+    fn offload(&mut self, group: u32, path: &[u8], len: usize) {
+        let multiple = self.multiple(group);
+        let end = path.len() / multiple * multiple;
+        let len = len.min(end) / multiple * multiple;
+        let key = (Tier::Host, group, path[..end].to_vec());
+        let parent = |tier: Tier| self.held.contains_key(&(tier, FULL, path[..end - len].to_vec()));
+        // What hangs behind a name that was never said cannot be placed, and one name has one size here.
+        let placeable = len == end || Tier::ALL.into_iter().any(parent);
+        let is_new = !self.held.contains_key(&key) && !self.chunks.contains_key(&key);
+        // The device says how large a group's blocks are.
+        if len > 1 && placeable && is_new && (group == FULL || self.seen[group as usize]) {
+            self.store_blocks(group, Tier::Host, path, end - len, &[end], len);
+        }
+    }
+
+    /// Whether the block that ends there is usable by a prompt that goes on to `reach`.
+    fn holds(&self, tiers: &[Tier], group: u32, prompt: &[u8], end: usize, reach: usize) -> bool {
+        let in_chunk = |to: usize, tier: Tier| {
+            let chunk = self.chunks.get(&(tier, group, prompt[..to].to_vec()));
+            chunk.is_some_and(|(len, _)| to - (*len).min(to) < end)
+        };
+        tiers.iter().any(|tier| {
+            self.held.contains_key(&(*tier, group, prompt[..end].to_vec()))
+                || (end..=reach).any(|to| in_chunk(to, *tier))
+        })
     }
 
     /// A group has to be known before its rule can bind.
     fn literal_reach(&self, tiers: &[Tier], prompt: &[u8], groups_seen: [bool; 3]) -> u32 {
-        let full = (1..=prompt.len()).take_while(|end| self.holds(tiers, FULL, &prompt[..*end])).count();
         let seen = |group: u32| groups_seen[group as usize];
         let step = [FULL, WINDOWED, STATE]
             .into_iter()
@@ -214,15 +287,17 @@ impl World {
             .map(|group| self.multiple(group))
             .max()
             .unwrap_or(1);
-        let fits = |end: &usize| {
+        let fits = |reach: &usize| {
+            let reach = *reach;
+            let full = (1..=reach).all(|end| self.holds(tiers, FULL, prompt, end, reach));
             let size = self.multiple(WINDOWED);
             let needed = ((self.shape.window - 1) as usize).div_ceil(size * BASE as usize);
-            let windowed = (0..needed.min(end / size))
-                .all(|back| self.holds(tiers, WINDOWED, &prompt[..end - back * size]));
-            let state = self.holds(tiers, STATE, &prompt[..*end]);
-            (!seen(WINDOWED) || windowed) && (!seen(STATE) || state)
+            let windowed = (0..needed.min(reach / size))
+                .all(|back| self.holds(tiers, WINDOWED, prompt, reach - back * size, reach));
+            let state = self.holds(tiers, STATE, prompt, reach, reach);
+            full && (!seen(WINDOWED) || windowed) && (!seen(STATE) || state)
         };
-        let usable = (1..=full).rev().filter(|end| end % step == 0).find(fits);
+        let usable = (1..=prompt.len()).rev().filter(|reach| reach % step == 0).find(fits);
         usable.unwrap_or_default() as u32
     }
 
@@ -252,11 +327,11 @@ impl World {
                 layer.names.into_iter().map(move |(name, n)| ((layer.tier, layer.group_idx, name), n))
             })
             .collect();
-        let literal = self
-            .held
-            .iter()
-            .map(|((tier, group, path), copies)| ((*tier, Some(*group), name(path)), u64::from(*copies)))
-            .collect();
+        let mut literal = BTreeMap::new();
+        let chunks = self.chunks.iter().map(|(key, (_, copies))| (key, copies));
+        for ((tier, group, path), copies) in self.held.iter().chain(chunks) {
+            *literal.entry((*tier, Some(*group), name(path))).or_default() += u64::from(*copies);
+        }
         assert_eq!(contents, literal);
     }
 }
@@ -275,19 +350,11 @@ proptest! {
         state_multiple in 1_u32..=2,
     ) {
         let mut world = World::new(Shape { window_multiple, window, state_multiple });
-        let mut seen = [false; 3];
+        world.rooted = history.iter().any(|step| matches!(step, Step::Offload { .. }));
         for step in &history {
-            let before = world.held.len();
             world.step(step);
-            // A group is known from its first store on, until the rank is cleared.
-            if matches!(step, Step::Clear) {
-                seen = [false; 3];
-            }
-            for (_, group, _) in world.held.keys() {
-                seen[*group as usize] = true;
-            }
             let asked: Vec<Path> = match step {
-                Step::Prefill { path, .. } | Step::Evict { path, .. } => {
+                Step::Prefill { path, .. } | Step::Evict { path, .. } | Step::Offload { path, .. } => {
                     let mut deep = path.clone();
                     deep.resize(DEPTH, 0);
                     vec![deep]
@@ -295,9 +362,8 @@ proptest! {
                 Step::Clear => Vec::new(),
             };
             for prompt in prompts.iter().chain(&asked) {
-                world.check(prompt, seen);
+                world.check(prompt, world.seen);
             }
-            prop_assert!(before <= 10_000);
         }
     }
 }

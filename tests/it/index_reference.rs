@@ -142,6 +142,7 @@ impl LiteralRank {
             let known = match shape {
                 Shape::Chunk if cursor.is_err() => self.chunk(name).or(block),
                 Shape::Chunk => self.chunk(name),
+                _ if cursor.is_err() => block.or_else(|| self.chunk(name)),
                 _ => block,
             };
             let here = cursor.clone().ok().map(|path| [path, symbols.clone()].concat());

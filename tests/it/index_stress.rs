@@ -1,6 +1,7 @@
 //! Many readers beside a writer: every answer must be the index's at some moment of the query.
 #![allow(clippy::unwrap_used)]
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
@@ -9,7 +10,8 @@ use rand::{Rng, SeedableRng};
 use rankwise::block::{Announcements, BlockHash, BlockSize, Isolation, LocalBlockHash, SequenceHash, Tier};
 use rankwise::ids::RankSlot;
 use rankwise::index::{
-    self, GroupTag, HybridRule, IndexQuery, PrefixIndex, Reader, Scratch, StoreRequest, StoreTokens,
+    self, GroupTag, HybridRule, IndexQuery, PrefixIndex, RankSettings, Reader, Scratch, StoreRequest,
+    StoreTokens,
 };
 
 const BLOCK_SIZE: u32 = 16;
@@ -33,11 +35,35 @@ fn names(prompt: &[LocalBlockHash], salt: u64) -> Vec<BlockHash> {
 /// Its engine hashes with another seed.
 const OWN_NAMES: usize = 1;
 
+/// Its host tier takes in chunks.
+const WITH_CHUNKS: usize = 65;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    Store { rank: usize, tier: Tier, prompt: usize, from: usize, to: usize },
-    Remove { rank: usize, tier: Tier, prompt: usize, from: usize, to: usize },
-    Clear { rank: usize },
+    Store {
+        rank: usize,
+        tier: Tier,
+        prompt: usize,
+        from: usize,
+        to: usize,
+    },
+    Remove {
+        rank: usize,
+        tier: Tier,
+        prompt: usize,
+        from: usize,
+        to: usize,
+    },
+    /// Names of blocks that an offload took to the host; of a chunk each, where the rank has chunks.
+    Placeholder {
+        rank: usize,
+        prompt: usize,
+        at: usize,
+    },
+    Clear {
+        rank: usize,
+        tier: Option<Tier>,
+    },
 }
 
 /// Few ranks get most of the events, so that queries meet runs that are being changed.
@@ -48,7 +74,11 @@ pub(crate) fn random_event(random: &mut StdRng) -> Event {
     let from = random.random_range(0..DEPTH);
     let to = random.random_range(from + 1..=DEPTH);
     match random.random_range(0..40) {
-        0 => Event::Clear { rank },
+        0 => {
+            let tier = [None, Some(Tier::Device), Some(Tier::Host)][random.random_range(0..3)];
+            Event::Clear { rank, tier }
+        }
+        31..=33 => Event::Placeholder { rank, prompt, at: from },
         1..=12 => Event::Store { rank, tier, prompt, from: 0, to },
         13..=20 => Event::Store { rank, tier, prompt, from, to },
         21..=30 => Event::Remove { rank, tier, prompt, from, to: DEPTH },
@@ -68,7 +98,11 @@ pub(crate) struct Subject {
 impl Subject {
     pub(crate) fn new() -> Self {
         let (mut index, reader) = index::new(BlockSize::new(BLOCK_SIZE).unwrap());
-        let slots = (0..RANKS).map(|_| index.write().add_rank(Announcements::Set)).collect();
+        let settings = |rank: usize| RankSettings {
+            host_chunk_blocks: NonZeroU32::new(3).filter(|_| rank == WITH_CHUNKS),
+            ..Announcements::Set.into()
+        };
+        let slots = (0..RANKS).map(|rank| index.write().add_rank(settings(rank))).collect();
         let prompts = prompts();
         let of_salt = |salt: u64| prompts.iter().map(|prompt| names(prompt, salt)).collect();
         let (names, own_names) = (of_salt(0xabcd), of_salt(0x1234));
@@ -80,15 +114,37 @@ impl Subject {
     }
 
     pub(crate) fn apply(&mut self, event: Event) {
-        let (Event::Store { rank, prompt, .. } | Event::Remove { rank, prompt, .. }) = event else {
-            let Event::Clear { rank } = event else { return };
-            assert!(self.index.write().clear_rank(self.slots[rank]));
+        let (Event::Store { rank, prompt, .. }
+        | Event::Remove { rank, prompt, .. }
+        | Event::Placeholder { rank, prompt, .. }) = event
+        else {
+            let Event::Clear { rank, tier } = event else { return };
+            let (mut section, slot) = (self.index.write(), self.slots[rank]);
+            let known = match tier {
+                Some(tier) => section.clear_tier(slot, tier),
+                None => section.clear_rank(slot),
+            };
+            assert!(known);
             return;
         };
         let names = self.names_of(rank, prompt).to_vec();
         let mut section = self.index.write();
         match event {
             Event::Clear { .. } => {}
+            Event::Placeholder { rank, at, .. } => {
+                let request = StoreRequest {
+                    tier: Tier::Host,
+                    group: GroupTag::default(),
+                    names: &names[at..=at],
+                    parent: None,
+                    tokens: StoreTokens::Ids(&[]),
+                    block_size: 0,
+                    isolation: Isolation::default(),
+                    keys: &[],
+                    history_complete: true,
+                };
+                section.store(self.slots[rank], &request).unwrap();
+            }
             Event::Store { rank, tier, prompt, from, to } => {
                 let request = StoreRequest {
                     tier,

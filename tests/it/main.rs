@@ -40,6 +40,7 @@ mod serving;
 mod sockets;
 #[cfg(feature = "io")]
 mod telemetry;
+mod tiers;
 mod wire;
 #[cfg(feature = "io")]
 mod zmtp;

@@ -608,7 +608,6 @@ fn misshapen_stores_are_left_out() {
     }
     for (key, bad) in [
         ("block_hashes", value!(null)),
-        ("token_ids", value!(null)),
         ("token_ids", text("text")),
         ("block_size", value!(null)),
         ("block_size", value!(-1)),
