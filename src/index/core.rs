@@ -31,6 +31,8 @@ pub(super) struct Core {
     retired: usize,
     /// Sections since then.
     sections: u32,
+    /// Bytes of the runs' buffers.
+    word_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -51,6 +53,7 @@ impl Core {
             limbo: Limbo::default(),
             retired: 0,
             sections: 0,
+            word_bytes: 0,
         }
     }
 
@@ -156,6 +159,9 @@ impl Core {
             rank.cold_blocks = rank.cold_blocks.saturating_sub(gone);
         }
         self.hide_tier(slot.index, None, &pin);
+        if let Some(rank) = self.rank(slot) {
+            rank.gauge.note_orphans(rank.orphans.len() as u64);
+        }
         self.note_retired(&pin);
         true
     }
@@ -258,12 +264,22 @@ impl Core {
         if noted {
             self.roster.version.close();
         }
+        if let Some(rank) = &self.ranks[index as usize].rank {
+            rank.gauge.note_orphans(rank.orphans.len() as u64);
+        }
         self.note_retired(pin);
     }
 
-    fn note_retired(&mut self, pin: &Pin) {
+    pub(super) fn note_retired(&mut self, pin: &Pin) {
         self.retired += pin.retired();
+        self.word_bytes = self.word_bytes.saturating_add_signed(pin.take_grown());
         self.limbo.take_in(pin);
+    }
+
+    /// Lets readers see how large the index is.
+    pub(super) fn publish_sizes(&self) {
+        let bytes = self.word_bytes + self.tree.bytes_beside_words(&pin());
+        self.roster.sizes.set(self.tree.run_count() + 1, self.tree.blocks(), bytes);
     }
 
     /// Ends a write section: how many collections it is worth. One takes some five hundred pieces, and none is
@@ -273,6 +289,7 @@ impl Core {
         /// what little there is waits for so many sections.
         const ENOUGH: usize = 64;
         const SECTIONS: u32 = 64;
+        self.publish_sizes();
         self.limbo.free();
         self.sections += 1;
         if self.retired < ENOUGH && self.sections < SECTIONS {
@@ -306,8 +323,9 @@ impl Core {
 
     // === questions to the writer's side ===
 
-    /// How many of these names form a prompt's beginning that the rank holds on the device.
-    pub(super) fn overlap_by_names(&self, slot: RankSlot, names: &[BlockHash]) -> u32 {
+    /// How many of these names follow each other in a prompt that the rank holds on the device, from its beginning
+    /// on, or from the first name on if that only continues what was looked at.
+    pub(super) fn overlap_by_names(&self, slot: RankSlot, names: &[BlockHash], continues: bool) -> u32 {
         let Some(rank) = self.rank(slot) else { return 0 };
         let pin = pin();
         let mut before = None;
@@ -323,7 +341,9 @@ impl Core {
                 }),
             };
             match place {
-                Some(place) if self.tree.before(place) == before => before = Some(place),
+                Some(place) if (continues && reach == 0) || self.tree.before(place) == before => {
+                    before = Some(place);
+                }
                 _ => break,
             }
             reach += 1;

@@ -88,6 +88,7 @@ impl Core {
             let rank = rank.map(|rank| rank.carried_over(renamed));
             core.restore_rank(RankSlot { index, generation }, rank, &pin);
         }
+        core.note_retired(&pin);
         core
     }
 

@@ -47,6 +47,8 @@ type RetiredWords = SmallVec<[Owned<Words>; 4]>;
 pub(super) struct Pin {
     guard: Guard,
     retired: Cell<usize>,
+    /// Bytes of words that came under this pin, less those that went.
+    grown: Cell<isize>,
     /// Behind one pointer, which a query's pin leaves null: it is made and dropped for each.
     words: Cell<Option<Box<RetiredWords>>>,
 }
@@ -69,7 +71,7 @@ impl std::fmt::Debug for Pin {
 /// Pins this thread: about 10 ns, and next to nothing within another pin of the same thread.
 #[inline]
 pub(super) fn pin() -> Pin {
-    Pin { guard: epoch::pin(), retired: Cell::new(0), words: Cell::new(None) }
+    Pin { guard: epoch::pin(), retired: Cell::new(0), grown: Cell::new(0), words: Cell::new(None) }
 }
 
 impl Pin {
@@ -87,6 +89,16 @@ impl Pin {
     /// Pieces of memory that were retired under this pin.
     pub(super) fn retired(&self) -> usize {
         self.retired.get()
+    }
+
+    /// By how many bytes the words of the index grew under this pin since this was asked last.
+    pub(super) fn take_grown(&self) -> isize {
+        self.grown.take()
+    }
+
+    /// So many words came, or went where it is negative.
+    fn note_words(&self, words: isize) {
+        self.grown.set(self.grown.get() + words * size_of::<AtomicU64>() as isize);
     }
 
     fn note_retired(&self) {
@@ -228,6 +240,7 @@ impl PublishedWords {
             written += write(at - written, words);
         }
         write(len - written, &[]);
+        pin.note_words(len as isize);
         self.put(owned.into_shared(&pin.guard), pin);
     }
 
@@ -242,6 +255,7 @@ impl PublishedWords {
             // SAFETY: the swap took the only pointer to `old`. The value is kept, not looked at, until readers that
             // were pinned meanwhile have unpinned: by `Limbo`, or by the pin's own drop.
             let old = unsafe { old.into_owned() };
+            pin.note_words(-(old.len() as isize));
             let mut words = pin.words.take().unwrap_or_default();
             words.push(old);
             pin.words.set(Some(words));

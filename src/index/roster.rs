@@ -21,6 +21,7 @@ pub(super) struct Gauge {
     lower: [AtomicU64; Tier::ALL.len()],
     /// Names without a block, by tier.
     nameless: [AtomicU64; Tier::ALL.len()],
+    orphans: AtomicU64,
 }
 
 impl Gauge {
@@ -34,7 +35,17 @@ impl Gauge {
         self.blocks.store(self.blocks().saturating_add_signed(blocks), Relaxed);
     }
 
+    /// Blocks kept aside because their parent is not known.
+    pub(super) fn orphans(&self) -> u64 {
+        self.orphans.load(Relaxed)
+    }
+
+    pub(super) fn note_orphans(&self, orphans: u64) {
+        self.orphans.store(orphans, Relaxed);
+    }
+
     pub(super) fn reset(&self) {
+        self.orphans.store(0, Relaxed);
         self.blocks.store(0, Relaxed);
         self.lower.iter().chain(&self.nameless).for_each(|count| count.store(0, Relaxed));
     }
@@ -68,6 +79,7 @@ impl Gauge {
         let copy = |count: &AtomicU64| AtomicU64::new(count.load(Relaxed));
         Self {
             blocks: copy(&self.blocks),
+            orphans: copy(&self.orphans),
             lower: std::array::from_fn(|at| copy(&self.lower[at])),
             nameless: std::array::from_fn(|at| copy(&self.nameless[at])),
         }
@@ -77,6 +89,30 @@ impl Gauge {
 // One thread writes.
 fn change(count: &AtomicU64, by: i64) {
     count.store(count.load(Relaxed).saturating_add_signed(by), Relaxed);
+}
+
+/// How large the index is, as of the last write section's end.
+#[derive(Default, Debug)]
+pub(super) struct Sizes {
+    nodes: AtomicU64,
+    blocks: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Sizes {
+    pub(super) fn set(&self, nodes: usize, blocks: u64, bytes: usize) {
+        self.nodes.store(nodes as u64, Relaxed);
+        self.blocks.store(blocks, Relaxed);
+        self.bytes.store(bytes as u64, Relaxed);
+    }
+
+    /// Nodes, distinct blocks and bytes.
+    // Counts that were lengths.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn get(&self) -> (usize, u64, usize) {
+        let [nodes, blocks, bytes] = [&self.nodes, &self.blocks, &self.bytes].map(|size| size.load(Relaxed));
+        (nodes as usize, blocks, bytes as usize)
+    }
 }
 
 /// A rank as readers see it.
@@ -144,6 +180,7 @@ impl Ranks {
 #[derive(Default, Debug)]
 pub(super) struct Roster {
     pub(super) version: Version,
+    pub(super) sizes: Sizes,
     ranks: Published<Ranks>,
     /// One more than the index of the rank that is being cleared: it holds nothing, whatever the runs still
     /// say. There is one writer, so there is one such rank at most.

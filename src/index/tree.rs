@@ -173,6 +173,11 @@ impl Own {
     }
 }
 
+/// What a name that is a byte string takes: a pointer and a length, and the bytes.
+fn name_bytes(name: &[u8]) -> usize {
+    size_of::<Box<[u8]>>() + name.len()
+}
+
 /// Whether a block was already in the tree, and if not, how it came in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Extended {
@@ -207,6 +212,8 @@ pub(super) struct Tree {
     names_are_few: bool,
     head_count: usize,
     blocks: u64,
+    /// Bytes of the names that are byte strings.
+    name_bytes: usize,
     /// Runs whose versions are open.
     open: Vec<RunId>,
     /// Where the versions of the next chunk begin, above all that were before.
@@ -226,6 +233,7 @@ impl Tree {
             names_are_few: false,
             head_count: 0,
             blocks: 0,
+            name_bytes: 0,
             open: Vec::new(),
             next_version: 0,
         }
@@ -645,7 +653,10 @@ impl Tree {
         self.change(id);
         let run = run_in(&self.chunks, id);
         run.truncate(0, &self.writer, pin);
-        self.own[id.0 as usize] = None;
+        if let Some(names) = self.own[id.0 as usize].take().and_then(|own| own.byte_names) {
+            let gone: usize = names.iter().map(|name| name_bytes(name)).sum();
+            self.name_bytes = self.name_bytes.saturating_sub(gone);
+        }
         self.free.push(id);
     }
 
@@ -678,7 +689,8 @@ impl Tree {
             let run = run_in(&self.chunks, id);
             run.truncate(needed, &self.writer, pin);
             if let Some(names) = &mut self.own_mut(id).byte_names {
-                names.truncate(needed as usize);
+                let cut: usize = names.drain(needed as usize..).map(|name| name_bytes(&name)).sum();
+                self.name_bytes = self.name_bytes.saturating_sub(cut);
             }
         }
     }
@@ -720,13 +732,16 @@ impl Tree {
         self.free = Vec::new();
     }
 
-    /// Live bytes of runs and tables.
+    /// Live bytes of runs and tables. Looks at every run.
     pub(super) fn bytes(&self, pin: &Pin) -> usize {
-        let names = |own: &Own| {
-            own.byte_names.as_ref().map_or(0, |names| names.iter().map(|name| 16 + name.len()).sum::<usize>())
-        };
-        let runs: usize = self.live().map(|(run, own)| run.bytes(pin) + names(own)).sum();
-        runs + self.chunks.len() * CHUNK * size_of::<Run>()
+        let runs: usize = self.live().map(|(run, _)| run.bytes(pin)).sum();
+        runs + self.bytes_beside_words(pin)
+    }
+
+    /// Live bytes but those of the runs' buffers. Looks at no run.
+    pub(super) fn bytes_beside_words(&self, pin: &Pin) -> usize {
+        self.name_bytes
+            + self.chunks.len() * CHUNK * size_of::<Run>()
             + self.own.capacity() * size_of::<Option<Own>>()
             + self.names.bytes()
             + self.tables.heads(pin).map_or(0, LineTable::bytes)

@@ -635,7 +635,13 @@ impl World {
                 .collect();
             assert_eq!(contents, self.literal[rank].contents(), "contents of rank {rank}");
         }
-        assert_eq!(self.reader.stats().total_blocks, total);
+        let (counted, kept) = (self.reader.stats(), self.reader.sizes());
+        assert_eq!(counted.total_blocks, total);
+        assert_eq!(
+            (kept.nodes, kept.distinct_blocks, kept.total_blocks, kept.orphans),
+            (counted.nodes, counted.distinct_blocks, counted.total_blocks, counted.orphans)
+        );
+        assert!(kept.bytes <= counted.bytes, "{kept:?} {counted:?}");
     }
 
     fn check_prompt(

@@ -50,10 +50,13 @@ impl Tree {
             BlockHash::Bytes(bytes) => {
                 let Some(names) = &mut self.own_mut(place.run).byte_names else { return };
                 let at = place.offset as usize;
-                if names.len() <= at {
+                let more = (at + 1).saturating_sub(names.len());
+                if more > 0 {
                     names.resize(at + 1, Box::default());
                 }
+                let before = names[at].len();
                 names[at].clone_from(bytes);
+                self.name_bytes = self.name_bytes + bytes.len() + more * super::name_bytes(&[]) - before;
             }
         }
     }
