@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -218,7 +218,33 @@ pub struct RankStatus {
     reasons: AtomicU64,
     /// Microseconds of the last message plus one; 0 is never.
     last_heard: AtomicU64,
-    report: Mutex<RankReport>,
+    report: Newest,
+}
+
+/// A report that is replaced all the time. The writer writes where no reader looks, and so waits for none: for one
+/// it would have to lose its core in the middle of a copy, and another in the other place.
+#[derive(Default, Debug)]
+struct Newest {
+    places: [Mutex<RankReport>; 2],
+    newest: AtomicUsize,
+}
+
+impl Newest {
+    fn get(&self) -> RankReport {
+        *self.places[self.newest.load(Ordering::Acquire) % 2].lock()
+    }
+
+    fn set(&self, report: RankReport) {
+        let newest = self.newest.load(Ordering::Relaxed);
+        let other = newest.wrapping_add(1);
+        if let Some(mut place) = self.places[other % 2].try_lock() {
+            *place = report;
+            drop(place);
+            self.newest.store(other, Ordering::Release);
+        } else {
+            *self.places[newest % 2].lock() = report;
+        }
+    }
 }
 
 impl RankStatus {
@@ -226,7 +252,7 @@ impl RankStatus {
         Self {
             reasons: AtomicU64::new(reasons.bits()),
             last_heard: AtomicU64::new(0),
-            report: Mutex::default(),
+            report: Newest::default(),
         }
     }
 
@@ -247,13 +273,13 @@ impl RankStatus {
 
     /// Everything that is counted.
     pub fn report(&self) -> RankReport {
-        *self.report.lock()
+        self.report.get()
     }
 
     pub(super) fn publish(&self, reasons: Reasons, last_heard: Option<Moment>, report: RankReport) {
         self.reasons.store(reasons.bits(), Ordering::Relaxed);
         self.last_heard.store(last_heard.map_or(0, |at| at.0.saturating_add(1)), Ordering::Relaxed);
-        *self.report.lock() = report;
+        self.report.set(report);
     }
 }
 

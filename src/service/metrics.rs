@@ -1,8 +1,10 @@
 //! `/metrics`: everything that is counted, read at the moment of the scrape.
 //!
 //! Series of ranks are made from the fleet as it stands, so none survives its rank. Nothing is counted twice:
-//! the numbers are those that the indexer keeps anyway. A scrape costs one look at every rank and at every
-//! run of every index.
+//! the numbers are those that the indexer keeps anyway. A scrape costs one look at every rank, holds no lock that
+//! the index's writer or a query wants, and none of the load table for longer than one worker's ranks take. What is
+//! possible of a rank and does not stand (a reason, a kind of skipped event) has no series: hundreds of ranks with
+//! dozens of zeros each would be most of the text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,21 +22,25 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use tokio::sync::Semaphore;
 
 use super::Control;
 use super::problem::Problem;
 use super::state::ServiceState;
 use crate::events::LEFT_OUT;
+use crate::fleet::Capacity;
 use crate::ids::Moment;
-use crate::indexer::{FleetView, PoolView, RankReport, RankView, View};
-use crate::load::{Booked, LoadTable};
+use crate::indexer::{FleetView, PoolView, RankReport, RankView, View, WorkerView};
+use crate::load::{Booked, LoadTable, RankGauges, RankLoad};
 use crate::routing::Reason;
-use crate::trust::{self, Trust};
+use crate::trust::{self, Reasons, Trust};
 
 /// What the service itself counts, and the registry that everything is encoded from.
 #[derive(Debug)]
 pub(super) struct Metrics {
     registry: Registry,
+    /// Whose scrape is it.
+    turns: Arc<Semaphore>,
     queries: Histogram,
     decisions: Histogram,
     picks: Arc<Picks>,
@@ -82,7 +88,7 @@ impl Metrics {
             "Fields and parameters of requests that are not known and were ignored",
             ignored.clone(),
         );
-        Self { registry, queries, decisions, picks, ignored }
+        Self { registry, turns: Arc::new(Semaphore::new(1)), queries, decisions, picks, ignored }
     }
 
     pub(super) fn ignored(&self, fields: usize) {
@@ -106,9 +112,17 @@ impl Metrics {
 
 /// `GET /metrics`.
 pub(super) async fn scrape<C: Control>(State(state): State<ServiceState<C>>) -> Response {
-    let mut text = String::new();
-    match encode(&mut text, &state.metrics().registry) {
-        Ok(()) => {
+    // One at a time, and beside the threads that answer: the text of hundreds of ranks takes milliseconds.
+    // Never closed.
+    let turn = Arc::clone(&state.metrics().turns).acquire_owned().await;
+    let encoded = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        let encoded = encode(&mut text, &state.metrics().registry);
+        drop(turn);
+        encoded.map(|()| text)
+    });
+    match encoded.await.unwrap_or(Err(fmt::Error)) {
+        Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
@@ -142,25 +156,43 @@ struct Row {
     dp_rank: String,
     report: RankReport,
     trust: Trust,
+    reasons: Reasons,
     age: Option<Duration>,
     load_age: Option<Duration>,
     booked: Booked,
-    blocks: u64,
+    load: RankGauges,
+    capacity: Capacity,
+    block_size: u64,
+    blocks: TierBlocks,
+}
+
+/// Blocks of a rank by tier.
+type TierBlocks = [(&'static str, Option<u64>); 1];
+
+fn tier_blocks(pool: &PoolView, rank: &RankView) -> TierBlocks {
+    [("device", pool.index.tree_size(rank.slot))]
 }
 
 impl Row {
-    fn of(pool: &PoolView, rank: &RankView, now: Moment, loads: &LoadTable) -> Self {
+    fn of(pool: &PoolView, worker: &WorkerView, rank: &RankView, now: Moment, loads: &LoadTable) -> Self {
         let key = &rank.plan.rank;
+        let capacity = pool.capacity_of(worker, rank, loads);
+        // One look, so that the state and its reasons agree.
+        let reasons = rank.status.reasons();
         Self {
             model: escaped(&pool.key.model),
             worker: escaped(rank.plan.rank.worker.as_str()),
             dp_rank: rank.plan.rank.dp_rank.to_string(),
             report: rank.status.report(),
-            trust: rank.status.trust(),
+            trust: reasons.trust(),
+            reasons,
             age: rank.status.last_heard().map(|at| now.since(at)),
             load_age: loads.newest(now, key).map(|(_, age)| age),
             booked: loads.ledger().all(key),
-            blocks: pool.index.tree_size(rank.slot).unwrap_or_default(),
+            load: loads.gauges(now, key, pool.block_size, capacity.exact()),
+            capacity,
+            block_size: pool.block_size.get().into(),
+            blocks: tier_blocks(pool, rank),
         }
     }
 
@@ -235,7 +267,7 @@ impl Collector for FleetCollector {
         skipped(to, &rows)?;
         restarts(to, &rows)?;
         rank_gauges(to, &rows)?;
-        trust(to, &rows)?;
+        trusts(to, &rows)?;
         self.process(to, &fleet, &rows)
     }
 }
@@ -245,8 +277,9 @@ impl FleetCollector {
         let mut rows = Vec::new();
         self.view.loads().lock().ledger_mut().expire(now);
         for pool in fleet.pools() {
-            for (_, rank) in pool.ranks() {
-                rows.push(Row::of(pool, rank, now, &self.view.loads().lock()));
+            for worker in &pool.workers {
+                let loads = self.view.loads().lock();
+                rows.extend(worker.ranks.iter().map(|rank| Row::of(pool, worker, rank, now, &loads)));
             }
         }
         rows
@@ -260,6 +293,17 @@ impl FleetCollector {
         }
         let silent = rows.iter().filter(|row| row.trust == Trust::Silent).count();
         plain(to, "silent_ranks", "Declared ranks that nothing is heard from", silent as u64)?;
+        let never = rows.iter().filter(|row| row.reasons.contains(trust::Reason::NeverHeard)).count();
+        plain(
+            to,
+            "never_heard_ranks",
+            "Connected ranks that have said nothing within the grace",
+            never as u64,
+        )?;
+        let held = rows.iter().map(|row| row.report.held_bytes).sum();
+        let help = "Payload of all batches that wait for a replay";
+        let mut family = to.encode_descriptor("held_total", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        gauge(&mut family, &NO_LABELS, held)?;
         plain(to, "ranks", "Declared ranks", rows.len() as u64)?;
         if let Some(depth) = (self.queue)() {
             plain(to, "queued_messages", "Messages that wait for the indexing thread", depth)?;
@@ -291,7 +335,50 @@ impl FleetCollector {
         ] {
             count(&mut entries, &[("result", result)], value)?;
         }
+        self.aggregates(to)?;
         index_gauges(to, fleet)
+    }
+
+    /// What workers and gateways say of several ranks at once, which is no rank's own.
+    fn aggregates(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Figure = (&'static str, &'static str, fn(&RankLoad) -> Option<f64>);
+        const FIGURES: [Figure; 4] = [
+            (
+                "worker_running_requests",
+                "Requests being served, where only the worker's sum is known",
+                |of| of.num_running_reqs.map(|count| count as f64),
+            ),
+            ("worker_waiting_requests", "Requests waiting, where only the worker's sum is known", |of| {
+                of.num_waiting_reqs.map(|count| count as f64)
+            }),
+            ("worker_used_tokens", "Tokens in the KV caches, where only the worker's sum is known", |of| {
+                of.num_used_tokens.map(|count| count as f64)
+            }),
+            ("worker_token_usage", "Share of the KV caches in use, where only the worker's is known", |of| {
+                of.token_usage
+            }),
+        ];
+        let now = (self.clock)();
+        let (workers, gateways) = {
+            let loads = self.view.loads().lock();
+            let workers = loads.aggregates(now).map(|(worker, of)| (escaped(worker.as_str()), of.load));
+            let gateways = loads.rollups(now).map(|(base, answer, _)| (escaped(base), answer.rollup.len()));
+            (workers.collect::<Vec<_>>(), gateways.collect::<Vec<_>>())
+        };
+        for (name, help, read) in FIGURES {
+            let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (worker, load) in &workers {
+                if let Some(value) = read(load) {
+                    ConstGauge::new(value).encode(family.encode_family(&[("worker", worker.as_str())])?)?;
+                }
+            }
+        }
+        let help = "Ranks that a gateway's rollup names; shown, and nobody's load";
+        let mut family = to.encode_descriptor("rollup_ranks", help, None, MetricType::Gauge)?;
+        for (base, ranks) in &gateways {
+            gauge(&mut family, &[("gateway", base)], *ranks as u64)?;
+        }
+        Ok(())
     }
 }
 
@@ -341,8 +428,10 @@ fn skipped(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
         to.encode_descriptor("skipped_events", "Events left out, by reason", None, MetricType::Counter)?;
     for row in rows {
         for reason in LEFT_OUT {
-            let labels = row.labels_with("reason", reason.name());
-            count(&mut family, &labels, row.report.content.skipped.get(reason).into())?;
+            let skipped = row.report.content.skipped.get(reason);
+            if skipped > 0 {
+                count(&mut family, &row.labels_with("reason", reason.name()), skipped.into())?;
+            }
         }
     }
     Ok(())
@@ -391,6 +480,20 @@ const LEVELS: &[Level] = &[
         Some(row.booked.prefill_tokens as f64)
     }),
     ("reserved_blocks", "Their blocks, each content once", None, |row| Some(row.booked.decode_blocks)),
+    ("running_requests", "Requests being served, with those sent since the report", None, |row| {
+        row.load.running.map(|count| count as f64)
+    }),
+    ("waiting_requests", "Requests waiting, as reported", None, |row| {
+        row.load.waiting.map(|count| count as f64)
+    }),
+    ("used_blocks", "Blocks of the KV cache in use, with those sent since the report", None, |row| {
+        row.load.used_blocks
+    }),
+    ("request_limit", "Requests that the engine runs at once, as it says", None, |row| {
+        row.load.request_limit.map(|count| count as f64)
+    }),
+    ("asleep", "Whether the engine sleeps; only where it does", None, |row| row.load.asleep.then_some(1.0)),
+    ("block_size_tokens", "Tokens per block", None, |row| Some(row.block_size as f64)),
 ];
 
 fn rank_gauges(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
@@ -405,13 +508,24 @@ fn rank_gauges(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
     let help = "Distinct blocks that the rank holds in its full-attention group";
     let mut family = to.encode_descriptor("blocks", help, None, MetricType::Gauge)?;
     for row in rows {
-        gauge(&mut family, &row.labels_with("tier", "device"), row.blocks)?;
+        for (tier, blocks) in row.blocks {
+            if let Some(blocks) = blocks {
+                gauge(&mut family, &row.labels_with("tier", tier), blocks)?;
+            }
+        }
+    }
+    let help = "Blocks that the rank can hold, declared or reported; the provenance says how they are known";
+    let mut family = to.encode_descriptor("capacity_blocks", help, None, MetricType::Gauge)?;
+    for row in rows {
+        if let Capacity::Known { blocks, provenance } = row.capacity {
+            gauge(&mut family, &row.labels_with("provenance", provenance.name()), blocks)?;
+        }
     }
     Ok(())
 }
 
 /// A state set: 1 for the state that holds, 0 for the others.
-fn trust(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
+fn trusts(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
     let help = "How far the rank's view can be believed: 1 for the state that holds";
     let mut family = to.encode_descriptor("trust", help, None, MetricType::Gauge)?;
     for row in rows {
@@ -428,13 +542,30 @@ fn trust(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
             gauge(&mut family, &labels, u64::from(row.trust.may_err().contains(&way)))?;
         }
     }
+    let help = "Why the rank's view is not beyond doubt: 1 for each reason that stands";
+    let mut family = to.encode_descriptor("trust_reason", help, None, MetricType::Gauge)?;
+    for row in rows {
+        for reason in row.reasons.names() {
+            gauge(&mut family, &row.labels_with("reason", reason), 1)?;
+        }
+    }
+    let help = "How often a reason to doubt the rank's view was given, lifted or not";
+    let mut family = to.encode_descriptor("reasons_given", help, None, MetricType::Counter)?;
+    for row in rows {
+        for reason in trust::Reason::ALL {
+            let given = row.report.given.get(*reason);
+            if given > 0 {
+                count(&mut family, &row.labels_with("reason", reason.name()), given.into())?;
+            }
+        }
+    }
     Ok(())
 }
 
 fn index_gauges(to: &mut DescriptorEncoder<'_>, fleet: &FleetView) -> fmt::Result {
     let pools: Vec<_> = fleet
         .pools()
-        .map(|pool| (escaped(&pool.key.model), escaped(&pool.key.group), pool.index.stats()))
+        .map(|pool| (escaped(&pool.key.model), escaped(&pool.key.group), pool.index.sizes()))
         .collect();
     type Size = (&'static str, &'static str, Option<&'static Unit>, fn(&crate::index::IndexStats) -> u64);
     let sizes: [Size; 4] = [

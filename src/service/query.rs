@@ -171,7 +171,7 @@ pub(super) async fn query_by_hash<C: Control>(
     let started = Instant::now();
     let form = HashForm::asked(param.hashes.as_deref(), &headers)?;
     let response = match &body.worker {
-        Some(worker) => by_names(&state, &body, worker)?,
+        Some(worker) => by_names(&state, &body, worker).await?,
         None => by_content(&state, &body, form)?,
     };
     state.metrics().query_took(started.elapsed());
@@ -233,7 +233,7 @@ pub(super) fn check_lengths(
 }
 
 /// `worker` and `dp_rank`: the hashes are the engine's own names on that rank.
-fn by_names<C: Control>(
+async fn by_names<C: Control>(
     state: &ServiceState<C>,
     body: &HashBody,
     worker: &WireId,
@@ -275,7 +275,13 @@ fn by_names<C: Control>(
         let detail = format!("worker {} has no rank {dp_rank}: ranks are global", worker.id);
         return Err(Problem::bad_request("no_such_rank", detail).field("dp_rank"));
     };
-    let blocks = pool.index.overlap_by_names(rank.slot, &names);
+    // Waits for a write section: not on a thread that answers others.
+    let (index, slot) = (pool.index.clone(), rank.slot);
+    let looked = tokio::task::spawn_blocking(move || index.overlap_by_names(slot, &names)).await;
+    let blocks = looked.map_err(|error| {
+        let detail = format!("the names could not be looked up: {error}");
+        Problem::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, "lookup", detail)
+    })?;
     let block_size = pool.block_size.get();
     let reach = Reach::of_blocks([blocks; 3], false, block_size);
     let mut answer = Answer::new(block_size, Some(TierBody::Device));

@@ -86,6 +86,27 @@ impl Engines {
         true
     }
 
+    /// The same message three times with ascending numbers, handed over at once; `between` is called before each,
+    /// in the middle of what applies them.
+    pub fn send_all(
+        &self,
+        worker: &str,
+        dp_rank: u32,
+        first: u64,
+        payload: Vec<u8>,
+        between: impl Fn(usize),
+    ) {
+        let mut indexer = self.shared.indexer.lock();
+        let source = indexer.source(&RankKey::new(worker, dp_rank)).unwrap();
+        let messages = [first, first + 1, first + 2]
+            .map(|seq| [Bytes::new(), Bytes::from(seq.to_be_bytes().to_vec()), Bytes::from(payload.clone())]);
+        let inputs = messages.iter().enumerate().map(|(nth, frames)| {
+            between(nth);
+            Input::Frames { source, frames }
+        });
+        indexer.handle_all(self.now(), inputs, &mut Vec::new());
+    }
+
     fn carry_out(&self, indexer: &mut Indexer, mut actions: Vec<Action>) {
         let now = self.now();
         while !actions.is_empty() {

@@ -67,6 +67,7 @@ async fn series_come_and_go_with_their_ranks() {
     ] {
         assert_eq!(of(&format!("rankwise_{counter}_total"), ""), Some(0.0), "{counter}");
     }
+    assert_eq!(of("rankwise_skipped_events_total", "reason=\"self_parent\""), None, "no series of zeros");
     // The test's batches all say rank 0.
     assert_eq!(of("rankwise_rank_mismatch_batches_total", ""), Some(2.0));
     assert_eq!(of("rankwise_restarts_total", "rule=\"newer\""), Some(0.0));
@@ -92,5 +93,90 @@ async fn series_come_and_go_with_their_ranks() {
     assert!(!text.contains("w2") && !text.contains("quoted"), "{text}");
     assert_eq!(value(&text, "rankwise_silent_ranks", &[]), Some(0.0));
     assert!(text.ends_with("# EOF\n"));
+    service.stop().await;
+}
+
+/// E8, I8, L17, L19, section "metric habits": reasons that stand and that were given, and the load and capacity of
+/// every rank, without a series of zeros; and all of them go with their rank.
+#[tokio::test]
+async fn reasons_load_and_capacity_are_shown_per_rank() {
+    let service = Service::start().await;
+    let worker = json!({
+        "worker_id": "w", "endpoint": "http://x", "block_size": 4, "model_name": "m", "data_parallel_size": 2,
+        "kv_events_base_endpoint": "tcp://10.0.0.2:5557", "capacity_blocks_per_rank": 100,
+    });
+    service.post("/workers", worker).await.expect(201);
+    service.engines.send("w", 0, 0, b"\xc1".to_vec());
+    service.engines.send("w", 0, 1, b"\xc1".to_vec());
+    let reports = json!({ "worker_id": "w", "ranks": {
+        "0": { "num_running_reqs": 3, "num_waiting_reqs": 2, "num_used_tokens": 41 } } });
+    service.post("/loads", reports).await.expect(200);
+
+    let text = service.get("/metrics").await.text;
+    let of = |rank: u32, name: &str, more: &str| {
+        value(&text, name, &["worker=\"w\"", "model=\"m\"", &format!("dp_rank=\"{rank}\""), more])
+    };
+    let undecodable = "reason=\"undecodable\"";
+    assert_eq!(of(0, "rankwise_trust_reason", undecodable), Some(1.0), "{text}");
+    assert_eq!(of(0, "rankwise_reasons_given_total", undecodable), Some(2.0));
+    assert_eq!(of(1, "rankwise_trust_reason", undecodable), None);
+    assert_eq!(of(1, "rankwise_reasons_given_total", undecodable), None);
+    assert_eq!(of(0, "rankwise_running_requests", ""), Some(3.0));
+    assert_eq!(of(0, "rankwise_waiting_requests", ""), Some(2.0));
+    assert_eq!(of(0, "rankwise_used_blocks", ""), Some(11.0));
+    assert_eq!(of(1, "rankwise_running_requests", ""), None, "unknown is not 0");
+    assert_eq!(of(1, "rankwise_capacity_blocks", "provenance=\"exact\""), Some(100.0), "{text}");
+    assert_eq!(value(&text, "rankwise_held_total_bytes", &[]), Some(0.0));
+    assert_eq!(value(&text, "rankwise_never_heard_ranks", &[]), Some(0.0));
+
+    // What stands is lifted by a clear; that it was given stays.
+    let clear = batch(json!([["AllBlocksCleared"]]));
+    service.engines.send("w", 0, 2, clear);
+    let text = service.get("/metrics").await.text;
+    assert_eq!(value(&text, "rankwise_trust_reason", &[undecodable]), None, "{text}");
+    assert_eq!(value(&text, "rankwise_reasons_given_total", &[undecodable]), Some(2.0));
+    service.call("DELETE", "/workers/w", None).await.expect(200);
+    let text = service.get("/metrics").await.text;
+    assert!(!text.contains("worker="), "{text}");
+    service.stop().await;
+}
+
+/// I8: while the writer is in the middle of a section, everything that routers and operators ask for is answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_long_section() {
+    let service = Service::start().await;
+    let worker = json!({
+        "worker_id": "w", "endpoint": "http://x", "block_size": 4, "model_name": "m",
+        "kv_events_base_endpoint": "tcp://10.0.0.2:5557",
+    });
+    service.post("/workers", worker).await.expect(201);
+    let store = batch(json!([["BlockStored", [1], null, [1, 2, 3, 4], 4, null, "GPU"]]));
+    service.engines.send("w", 0, 0, store.clone());
+    let (engines, stop) = (service.engines.clone(), std::sync::Arc::new(std::sync::Barrier::new(2)));
+    let (waits, held) = (stop.clone(), std::sync::Arc::new(std::sync::Barrier::new(2)));
+    let begun = held.clone();
+    // One section for all of these; it stands still in the middle of them until it is let go.
+    let writer = std::thread::spawn(move || {
+        engines.send_all("w", 0, 1, store, move |nth| {
+            if nth == 1 {
+                begun.wait();
+                waits.wait();
+            }
+        });
+    });
+    tokio::task::spawn_blocking(move || held.wait()).await.unwrap();
+    let patience = std::time::Duration::from_secs(30);
+    let asked = async {
+        for path in ["/health", "/metrics", "/workers", "/ready", "/loads", "/capacity"] {
+            service.get(path).await.expect(200);
+        }
+        let found = service.post("/query", json!({ "token_ids": [1, 2, 3, 4] })).await.expect(200);
+        assert_eq!(found["scores"]["w"]["0"], 4, "{found}");
+        service.post("/select", json!({ "token_ids": [1, 2, 3, 4] })).await.expect(200);
+    };
+    let answered = tokio::time::timeout(patience, asked).await;
+    tokio::task::spawn_blocking(move || stop.wait()).await.unwrap();
+    writer.join().unwrap();
+    answered.expect("something waits for the writer");
     service.stop().await;
 }
