@@ -103,7 +103,7 @@ async fn reasons_load_and_capacity_are_shown_per_rank() {
     let service = Service::start().await;
     let worker = json!({
         "worker_id": "w", "endpoint": "http://x", "block_size": 4, "model_name": "m", "data_parallel_size": 2,
-        "kv_events_base_endpoint": "tcp://10.0.0.2:5557", "capacity_blocks_per_rank": 100,
+        "kv_events_base_endpoint": "tcp://10.0.0.2:5557", "capacity": { "scope": "per_rank", "blocks": 100 },
     });
     service.post("/workers", worker).await.expect(201);
     service.engines.send("w", 0, 0, b"\xc1".to_vec());
