@@ -51,8 +51,9 @@ async fn series_come_and_go_with_their_ranks() {
     assert_eq!(of("rankwise_load_report_age_seconds", ""), Some(60.0));
     assert_eq!(of("rankwise_block_size_mismatches_total", ""), Some(1.0));
     assert_eq!(of("rankwise_skipped_events_total", "reason=\"block_size_mismatch\""), Some(1.0));
-    assert_eq!(of("rankwise_trust", "state=\"live\""), Some(0.0), "blocks of another size were left out");
+    // E8: the store of another block size is not in the view.
     assert_eq!(of("rankwise_trust", "state=\"partial\""), Some(1.0));
+    assert_eq!(of("rankwise_trust_reason", "reason=\"block_size_mismatch\""), Some(1.0));
     assert_eq!(of("rankwise_trust", "state=\"silent\""), Some(0.0));
     for counter in [
         "gaps",
