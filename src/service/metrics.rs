@@ -27,9 +27,11 @@ use tokio::sync::Semaphore;
 use super::Control;
 use super::problem::Problem;
 use super::state::ServiceState;
+use crate::block::Tier;
 use crate::events::LEFT_OUT;
 use crate::fleet::Capacity;
 use crate::ids::Moment;
+use crate::index::TierSize;
 use crate::indexer::{FleetView, PoolView, RankReport, RankView, View, WorkerView};
 use crate::load::{Booked, LoadTable, RankGauges, RankLoad};
 use crate::routing::Reason;
@@ -163,14 +165,24 @@ struct Row {
     load: RankGauges,
     capacity: Capacity,
     block_size: u64,
-    blocks: TierBlocks,
+    tiers: TierSizes,
 }
 
-/// Blocks of a rank by tier.
-type TierBlocks = [(&'static str, Option<u64>); 1];
+/// What a rank holds in each tier, by the tier's name. The device always has a value, a lower tier only where the
+/// rank holds anything there.
+type TierSizes = [(&'static str, TierSize); Tier::ALL.len()];
 
-fn tier_blocks(pool: &PoolView, rank: &RankView) -> TierBlocks {
-    [("device", pool.index.tree_size(rank.slot))]
+fn tier_sizes(pool: &PoolView, rank: &RankView) -> TierSizes {
+    Tier::ALL.map(|tier| (tier_name(tier), pool.index.tier_size(rank.slot, tier).unwrap_or_default()))
+}
+
+fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+        Tier::Other => "other",
+    }
 }
 
 impl Row {
@@ -192,7 +204,7 @@ impl Row {
             load: loads.gauges(now, key, pool.block_size, capacity.exact()),
             capacity,
             block_size: pool.block_size.get().into(),
-            blocks: tier_blocks(pool, rank),
+            tiers: tier_sizes(pool, rank),
         }
     }
 
@@ -508,9 +520,18 @@ fn rank_gauges(to: &mut DescriptorEncoder<'_>, rows: &[Row]) -> fmt::Result {
     let help = "Distinct blocks that the rank holds in its full-attention group";
     let mut family = to.encode_descriptor("blocks", help, None, MetricType::Gauge)?;
     for row in rows {
-        for (tier, blocks) in row.blocks {
-            if let Some(blocks) = blocks {
-                gauge(&mut family, &row.labels_with("tier", tier), blocks)?;
+        for (tier, size) in row.tiers {
+            if size.blocks > 0 || tier == tier_name(Tier::Device) {
+                gauge(&mut family, &row.labels_with("tier", tier), size.blocks)?;
+            }
+        }
+    }
+    let help = "Names that the rank announced and whose content is not known";
+    let mut family = to.encode_descriptor("nameless_blocks", help, None, MetricType::Gauge)?;
+    for row in rows {
+        for (tier, size) in row.tiers {
+            if size.nameless > 0 {
+                gauge(&mut family, &row.labels_with("tier", tier), size.nameless)?;
             }
         }
     }
