@@ -24,6 +24,8 @@ mod interop;
 #[cfg(feature = "io")]
 mod live;
 #[cfg(feature = "io")]
+mod live_cases;
+#[cfg(feature = "io")]
 mod mock_server;
 mod mock_truth;
 mod order_sim;
