@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What takes longer than a change should wait: the oldest compiler, fuzzing, the models of the index's versions
-# and its stress test with more rounds, and the property tests with many more cases. Not in CI; run it before a
+# and its stress test with more rounds, the live cases that take minutes, and the property tests with many more
+# cases. Not in CI; run it before a
 # release and report its summary.
 #
 #   scripts/test-long.sh [MINUTES]   how long to go on, 30 unless told; builds, models and stress come on top
@@ -119,6 +120,20 @@ started=$SECONDS status=0
 RANKWISE_STRESS_ROUNDS="$rounds" cargo test --release --locked --test it -- index_stress || status=$?
 note "stress" "$status" $((SECONDS - started)) "$rounds rounds"
 
+# === live cases ===
+
+# The Python that scripts/test.sh makes, unless another is named.
+export RANKWISE_PYTHON="${RANKWISE_PYTHON:-$target/interop-venv/bin/python}"
+if "$RANKWISE_PYTHON" -c 'import msgpack, zmq' 2>/dev/null; then
+    printf '\n=== live cases that take minutes\n'
+    started=$SECONDS status=0
+    cargo test --release --locked --test it -- --ignored --test-threads 1 live_cases:: || status=$?
+    note "live cases" "$status" $((SECONDS - started)) "the long ones"
+else
+    unset RANKWISE_PYTHON
+    summary+=("live cases: not run (scripts/test.sh makes the Python that they need)")
+fi
+
 # === property tests ===
 
 # Built above, before the clock starts.
@@ -129,7 +144,7 @@ for suite in "--lib" "--test it"; do
     [[ $left -gt 0 ]] || left=1
     begun=$SECONDS status=0
     # shellcheck disable=SC2086 # two words on purpose
-    timeout "$left" cargo test --release --locked $suite -- --include-ignored || status=$?
+    timeout "$left" cargo test --release --locked $suite -- --include-ignored --skip live_cases:: || status=$?
     note "tests $suite" "$status" $((SECONDS - begun)) "$RANKWISE_HISTORIES histories, $PROPTEST_CASES cases"
 done
 
