@@ -219,7 +219,8 @@ fn http_stall() {
 #[test]
 fn none_is_forgotten() {
     const OTHERS: &[&str] = &["harness.py", "run_case.py", "proxy.py", "flood.py", "engine_process.py"];
-    let tests = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/live_cases.rs")).unwrap();
+    let tests =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/live_cases.rs")).unwrap();
     let mut forgotten = Vec::new();
     for entry in fs::read_dir(folder()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -262,7 +263,8 @@ fn run(words: &[&str], limit: Duration) {
         return;
     };
     let _turn = Turn::take();
-    let said = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("live-{}.log", words[..words.len().min(2)].join("-")));
+    let said = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("live-{}.log", words[..words.len().min(2)].join("-")));
     let output = File::create(&said).unwrap();
     let started = Instant::now();
     let mut child = Command::new(&python)
