@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 pub struct Running {
     node: Node,
     address: SocketAddr,
+    state: ServiceState<Live>,
     stop: oneshot::Sender<()>,
     http: JoinHandle<std::io::Result<()>>,
     /// What asks for load and listens to it, for as long as the service runs.
@@ -66,8 +67,9 @@ impl Running {
             // Dropped or told: both mean to stop.
             let _ = stopped.await;
         };
-        let http = tokio::spawn(service::serve_with(listener, service::app(state), connections, shutdown));
-        Ok(Self { node, address, stop, http, feeds: None, grpc: None })
+        let app = service::app(state.clone());
+        let http = tokio::spawn(service::serve_with(listener, app, connections, shutdown));
+        Ok(Self { node, address, state, stop, http, feeds: None, grpc: None })
     }
 
     /// Where HTTP is served.
@@ -83,6 +85,11 @@ impl Running {
     /// What routers read.
     pub fn view(&self) -> &View {
         self.node.view()
+    }
+
+    /// Lets `/ready` wait for the first history of the workers that are declared now.
+    pub fn await_history(&self) {
+        self.state.await_history();
     }
 
     /// Declares a worker.

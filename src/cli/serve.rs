@@ -141,6 +141,7 @@ async fn serve(
         };
         info!(worker = %change.worker, pool = %change.pool, ranks = change.added.len(), "declared");
     }
+    running.await_history();
     for (source, ttl) in file.load_limits() {
         running.view().loads().lock().limit_source(source, ttl);
     }

@@ -19,6 +19,7 @@ mod narrow;
 mod potential;
 mod problem;
 mod query;
+mod ready;
 mod records;
 mod reservations;
 mod select;
@@ -128,7 +129,7 @@ pub fn app<C: Control>(state: ServiceState<C>) -> Router {
         .route("/loads/watch", get(watch::watch))
         .route("/", get(index))
         .route("/health", get(health::<C>))
-        .route("/ready", get(workers::ready))
+        .route("/ready", get(ready::ready))
         .route("/metrics", get(metrics::scrape));
     guarded(prompts, &asking)
         .merge(guarded(others, &other))

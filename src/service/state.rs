@@ -12,6 +12,7 @@ use super::boundary::PoolNames;
 use super::connections::ConnectionLimits;
 use super::metrics::Metrics;
 use super::problem::Problem;
+use super::ready::FirstHistory;
 use super::records::Records;
 use super::reservations::Pending;
 use super::visit::Said;
@@ -105,6 +106,7 @@ struct Inner<C> {
     records: Records,
     pending: Mutex<Pending>,
     metrics: Metrics,
+    first_history: FirstHistory,
 }
 
 impl<C: Control> ServiceState<C> {
@@ -130,6 +132,7 @@ impl<C: Control> ServiceState<C> {
             records: Records::default(),
             pending: Mutex::default(),
             metrics,
+            first_history: FirstHistory::default(),
             config,
         };
         Self { inner: Arc::new(inner) }
@@ -138,6 +141,17 @@ impl<C: Control> ServiceState<C> {
     /// Places for those who watch loads.
     pub(super) fn watchers(&self) -> Arc<Semaphore> {
         Arc::clone(&self.inner.watchers)
+    }
+
+    /// Lets `/ready` wait for the first history of the ranks that are declared now, at most
+    /// [`ServiceConfig::ready_wait`]. To be called once, when the workers of the start are declared.
+    pub fn await_history(&self) {
+        let until = self.control().now() + self.config().ready_wait;
+        self.inner.first_history.begin(&self.view().fleet(), until);
+    }
+
+    pub(super) fn first_history(&self) -> &FirstHistory {
+        &self.inner.first_history
     }
 
     /// The settings.

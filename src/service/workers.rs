@@ -1,4 +1,4 @@
-//! `/register`, `/unregister`, `/workers`, `/ready`: who is there.
+//! `/register`, `/unregister`, `/workers`: who is there.
 
 use std::collections::BTreeMap;
 
@@ -287,15 +287,10 @@ pub(super) async fn list<C: Control>(
     Ok(Json(all(&fleet, &incomplete, &records, &filter, state.control().now())).into_response())
 }
 
-/// `GET /ready`: 200 once one worker can be chosen.
-pub(super) async fn ready<C: Control>(State(state): State<ServiceState<C>>) -> Response {
-    let fleet = state.view().fleet();
-    let (incomplete, records) = (state.records().incomplete(), records_of(&state, &fleet));
-    let workers = all(&fleet, &incomplete, &records, &Filter::default(), state.control().now());
-    let schedulable = workers.iter().filter(|worker| worker.lifecycle == "schedulable").count();
-    let status = if schedulable > 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let body = json!({ "ready": schedulable > 0, "schedulable_workers": schedulable, "workers": workers });
-    (status, Json(body)).into_response()
+/// Every worker as `GET /workers` lists it.
+pub(super) fn listed<C: Control>(state: &ServiceState<C>, fleet: &FleetView) -> serde_json::Value {
+    let (incomplete, records) = (state.records().incomplete(), records_of(state, fleet));
+    json!(all(fleet, &incomplete, &records, &Filter::default(), state.control().now()))
 }
 
 fn records_of<C: Control>(state: &ServiceState<C>, fleet: &FleetView) -> BTreeMap<WorkerId, Record> {

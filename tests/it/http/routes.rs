@@ -414,7 +414,9 @@ async fn workers_are_declared_in_pieces() {
         (&complete["lifecycle"], &complete["endpoints"]),
         (&json!("schedulable"), &json!({ "0": "tcp://10.0.0.1:6001" }))
     );
-    assert_eq!(service.get("/ready").await.expect(200)["ready"], true);
+    let ready = json!({ "ready": true, "schedulable_workers": 1 });
+    assert_eq!(service.get("/ready").await.expect(200), ready);
+    assert_eq!(service.get("/ready?verbose").await.expect(200)["workers"][0]["lifecycle"], "schedulable");
     service.engines.send("1", 0, 0, store(json!([1]), json!([1, 2, 3, 4])));
 
     patch(json!({ "data_parallel_size": 0 })).await.problem(400, Some("data_parallel_size"));
