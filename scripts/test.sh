@@ -5,7 +5,7 @@
 #
 #   scripts/test.sh           all of it
 #   scripts/test.sh --quick   formatting, lints, the house check and the tests of the library and of tests/it;
-#                             skips documentation and its tests, the pure build's tests, the fuzz targets,
+#                             skips documentation and its tests, the pure build's tests, the example, the fuzz targets,
 #                             the models, the instructions, and the tests against libzmq
 #
 # Needs cargo with rustfmt and clippy, a C compiler, python3 and valgrind. Installs what the tests want beyond
@@ -142,6 +142,7 @@ if $quick; then
     step "tests (library, tests/it)" cargo test --release --locked --lib --bins --test it
     skip "doc tests"
     skip "tests, pure"
+    skip "embedding example"
     skip "documentation"
     skip "fuzz targets"
     skip "loom"
@@ -151,6 +152,7 @@ else
     step "tests (library, tests/it)" cargo test --release --locked --lib --bins --test it
     step "doc tests" cargo test --release --locked --doc
     step "tests, pure" cargo test --release --locked --no-default-features --lib
+    step "embedding example" scripts/embed-example.sh
     step "documentation" documentation
     step "fuzz targets" fuzz_targets
     step "loom" models

@@ -10,8 +10,9 @@
 //! - **Exact costs memory.** Each distinct block costs 24 bytes of hashes and its tables, each rank that
 //!   holds it a bit or an interval more, and ranks whose engines name the same content differently about 100
 //!   bytes per block. An approximate index is smaller, and wrong after evictions.
-//! - **One writer per pool.** Events are applied in batches by one thread; a reader may wait for the batch
-//!   that is being applied, never for a socket or for another reader.
+//! - **One writer.** Events are applied in batches by one thread. Readers take no lock: a query that meets an
+//!   event in the middle is asked again, and after 64 attempts it waits for the section that is being written,
+//!   never for a socket or for another reader.
 //! - **The driver is yours.** State machines take the moment and return actions. Nothing happens between two
 //!   calls: who embeds the library must carry out each [`Action`](indexer::Action) and come back at
 //!   [`next_deadline`](indexer::Indexer::next_deadline). The feature `io` brings a driver.
@@ -25,7 +26,7 @@
 //! In the order in which bytes meet it:
 //!
 //! - `ingest` (feature `io`): the ZMQ sockets, one supervised task per rank, and requests for history.
-//! - [`pump`]: the indexing thread and its bounded queue, for drivers that want one.
+//! - [`pump`]: the indexing thread and its queue, which credits bound, for drivers that want one.
 //! - [`events`]: frames to typed events, and the order of each rank's stream: gaps, history, restarts.
 //! - [`index`]: the prefix radix tree, who holds which block on which tier.
 //! - [`indexer`]: the one door, from inputs to the index and out as actions.
@@ -48,13 +49,15 @@
 //!   tokio and without zeromq.
 //! - Inner types are not serialisable. What crosses a boundary has its own shape there, so that the inside
 //!   can change.
-//! - There is no `unsafe`, and no function recurses over what a peer sends.
+//! - `unsafe` is denied but for one file, `index/published.rs`, which has its argument. No function recurses over
+//!   what a peer sends.
 //!
 //! A test reads the sources and holds them to this.
 //!
 //! # Use
 //!
-//! The README has an example from the first declaration to a decision; it is compiled and run as a test.
+//! The README has an example from the first declaration to a decision; it is compiled and run as a test, and as a
+//! crate of its own.
 
 pub mod block;
 pub mod capture;

@@ -220,8 +220,8 @@ impl ConfigFile {
     }
 
     fn parse(text: &str) -> Result<Self> {
-        // The TOML library's message shows the line and points at the place.
-        toml::from_str(text).map_err(|error| anyhow!("{error}"))
+        // Kept as it is: its message has several lines, of which the last points at the place.
+        Ok(toml::from_str(text)?)
     }
 
     /// How streams are treated.

@@ -29,17 +29,23 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     print_text(text)
 }
 
-/// An error and its causes on one line. Causes that an error has told already are not told again.
+/// An error and its causes on one line. Causes that an error has told already are not told again. Only what is
+/// wrong in a TOML file keeps its lines: one of them points at the place in another.
 pub fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if line.is_empty() {
             line = cause;
         } else if !line.contains(&cause) {
-            line = format!("{line}: {cause}");
+            let pointing = cause.contains('\n') && has_caret(error);
+            line = format!("{line}:{}{cause}", if pointing { '\n' } else { ' ' });
         }
     }
-    line.replace(['\n', '\r'], " ")
+    if has_caret(error) { line.trim_end().to_owned() } else { line.replace(['\n', '\r'], " ") }
+}
+
+fn has_caret(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.is::<toml::de::Error>())
 }
 
 /// A table without lines between its cells; the columns from `numbers_from` on hold numbers.
@@ -94,6 +100,17 @@ mod tests {
         let cause = io::Error::new(ErrorKind::NotFound, "no such file");
         let error = anyhow::Error::new(cause).context("x.kvcap: no such file").context("line one\nline two");
         assert_eq!(error_line(&error), "line one line two: x.kvcap: no such file");
+    }
+
+    /// The caret stands below the place that it points at.
+    #[test]
+    fn an_error_in_toml_keeps_its_caret() {
+        let wrong = toml::from_str::<toml::Table>("a = 1\nbc = = 2").unwrap_err();
+        let line = error_line(&anyhow::Error::new(wrong).context("in the configuration x.toml"));
+        let lines: Vec<&str> = line.lines().collect();
+        assert_eq!(lines[0], "in the configuration x.toml:");
+        let caret = lines.iter().position(|line| line.contains('^')).unwrap();
+        assert_eq!(lines[caret].find('^').unwrap(), lines[caret - 1].rfind('=').unwrap(), "{line}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// Accepts connections while there is a place for one; the others wait in the system's own queue, which is short.
+/// What is written is sent at once: a stream's small pieces must not wait for the peer's acknowledgements.
 #[derive(Debug)]
 pub struct Limited {
     listener: TcpListener,
@@ -44,6 +45,10 @@ impl Listener for Limited {
         // The semaphore is never closed, so there is always a place in the end.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, peer) = Listener::accept(&mut self.listener).await;
+        if let Err(error) = stream.set_nodelay(true) {
+            // It is slow then, and not wrong; in most cases the peer has already hung up.
+            tracing::debug!(%peer, %error, "a connection delays small writes");
+        }
         (Placed { stream, _place: place }, peer)
     }
 
@@ -123,6 +128,7 @@ mod tests {
         let _peers = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
         let (first, _) = listener.accept().await;
         assert!(listener.accept().now_or_never().is_none());
+        assert!(first.stream.nodelay().unwrap(), "small writes wait");
         drop(first);
         listener.accept().await;
     }

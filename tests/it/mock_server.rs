@@ -3,5 +3,6 @@
 
 mod faults;
 mod http;
+mod time;
 mod traffic;
 mod watched;

@@ -7,6 +7,7 @@
 //! - `ports`: which ports are bound.
 //! - `http`, `generate`, `text`: completions and what is asked about a worker.
 //! - `loads`: load in every form that routers read.
+//! - `alarm`: who lets engines' time pass on time.
 //! - `debug`: the truth about the caches, and faults on demand.
 //!
 //! # What to know
@@ -14,6 +15,7 @@
 //! Bodies, connections of HTTP and gRPC, requests in flight and waiting requests are bounded; connections to the
 //! ZMQ ports are not, since the library does not count them.
 
+mod alarm;
 mod debug;
 mod generate;
 mod http;
@@ -32,6 +34,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use self::alarm::AlarmClock;
 use self::http::WorkerState;
 use self::rank::EngineClock;
 pub use self::rank::{
@@ -144,6 +147,9 @@ pub enum StartError {
     /// A port that cannot be bound.
     #[error(transparent)]
     Publish(#[from] PublishError),
+    /// The system gives no thread for the engines' clock.
+    #[error("cannot start a thread for the engines' time: {0}")]
+    Thread(io::Error),
     /// A port of HTTP or gRPC that cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -170,12 +176,13 @@ impl Fleet {
     /// Sizes that cannot be, and ports that cannot be bound.
     pub async fn start(config: FleetConfig) -> Result<Self, StartError> {
         check_size(&config)?;
-        let clock = EngineClock::new();
+        let alarms = AlarmClock::start().map_err(StartError::Thread)?;
+        let clock = (EngineClock::new(), alarms);
         let (stop, stopped) = watch::channel(false);
         let mut fleet = Self { addresses: Vec::new(), ranks: Vec::new(), stop, tasks: Vec::new() };
         for worker in 0..config.workers {
             let bound = ports::bind_worker(&config, worker).await?;
-            fleet.start_worker(&config, worker, bound, clock, &stopped).await?;
+            fleet.start_worker(&config, worker, bound, &clock, &stopped).await?;
         }
         Ok(fleet)
     }
@@ -185,7 +192,7 @@ impl Fleet {
         config: &FleetConfig,
         worker: u32,
         bound: Vec<ports::RankPorts>,
-        clock: EngineClock,
+        clock: &(EngineClock, AlarmClock),
         stopped: &watch::Receiver<bool>,
     ) -> Result<(), StartError> {
         let (http, url) = listen(config, config.port, worker).await?;
@@ -203,7 +210,7 @@ impl Fleet {
         let mut ranks = Vec::new();
         for (dp_rank, ports) in (config.dp_start_rank..).zip(bound) {
             let publisher = ports::publisher_config(config);
-            let rank = rank::spawn_rank(config.engine, DpRank(dp_rank), clock, ports.events, publisher);
+            let rank = rank::spawn_rank(config.engine, DpRank(dp_rank), clock.clone(), ports.events, publisher);
             if let Some(socket) = ports.load_stat {
                 self.tasks.push(tokio::spawn(loads::publish_loads(rank.clone(), socket)));
             }

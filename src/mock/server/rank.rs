@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::alarm::{AlarmClock, Waking};
 use crate::ids::{DpRank, EventSeq, Moment};
 use crate::mock::config::EngineConfig;
 use crate::mock::engine::{Engine, LoadNow};
@@ -335,7 +336,7 @@ enum Command {
 pub(super) fn spawn_rank(
     config: EngineConfig,
     dp_rank: DpRank,
-    clock: EngineClock,
+    (clock, alarms): (EngineClock, AlarmClock),
     publisher: Publisher,
     ports: PublisherConfig,
 ) -> RankHandle {
@@ -343,6 +344,8 @@ pub(super) fn spawn_rank(
     let rank = Rank {
         engine: Engine::new(config, dp_rank),
         clock,
+        alarms,
+        waking: None,
         events_endpoint: publisher.events_endpoint().to_owned(),
         replay_endpoint: publisher.replay_endpoint().map(ToOwned::to_owned),
         publisher: Some(publisher),
@@ -364,6 +367,9 @@ pub(super) fn spawn_rank(
 struct Rank {
     engine: Engine,
     clock: EngineClock,
+    alarms: AlarmClock,
+    /// The alarm that is set for the next moment at which something is due.
+    waking: Option<Waking>,
     /// `None` if its ports could not be bound again after a restart.
     publisher: Option<Publisher>,
     events_endpoint: String,
@@ -386,11 +392,11 @@ impl Rank {
     async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         loop {
             self.pass_time().await;
-            let due = self.engine.next_deadline().map(|moment| self.clock.instant(moment));
+            self.set_alarm();
             let command = tokio::select! {
                 biased;
                 command = commands.recv() => command,
-                () = at(due) => continue,
+                () = rung(&mut self.waking) => continue,
             };
             match command {
                 Some(Command::Stop(done)) => {
@@ -403,6 +409,14 @@ impl Rank {
                 Some(command) => self.carry_out(command).await,
                 None => return,
             }
+        }
+    }
+
+    /// Sees to it that an alarm rings when the engine has something to do.
+    fn set_alarm(&mut self) {
+        let due = self.engine.next_deadline().map(|moment| self.clock.instant(moment).into_std());
+        if self.waking.as_ref().map(Waking::due) != due {
+            self.waking = due.map(|due| self.alarms.at(due));
         }
     }
 
@@ -555,9 +569,9 @@ impl Rank {
     }
 }
 
-async fn at(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
+async fn rung(waking: &mut Option<Waking>) {
+    match waking {
+        Some(waking) => waking.wait().await,
         None => std::future::pending().await,
     }
 }
