@@ -317,7 +317,11 @@ struct Client {
 impl Client {
     fn new(address: SocketAddr) -> Result<Self> {
         // The address is ours; a proxy in the environment must not come between.
-        let http = reqwest::Client::builder().tcp_nodelay(true).no_proxy().build().context("cannot make an HTTP client")?;
+        let http = reqwest::Client::builder()
+            .tcp_nodelay(true)
+            .no_proxy()
+            .build()
+            .context("cannot make an HTTP client")?;
         Ok(Self { http, base: format!("http://{address}") })
     }
 

@@ -61,7 +61,11 @@ impl Driver {
     /// When there is no HTTP client to be had.
     pub fn new(stage: &Stage, policy: RoutingPolicy) -> Result<Arc<Self>> {
         // All addresses are ours; a proxy in the environment must not come between.
-        let http = reqwest::Client::builder().tcp_nodelay(true).no_proxy().build().context("cannot make an HTTP client")?;
+        let http = reqwest::Client::builder()
+            .tcp_nodelay(true)
+            .no_proxy()
+            .build()
+            .context("cannot make an HTTP client")?;
         let targets = stage.targets.clone();
         Ok(Arc::new(Self {
             policy,

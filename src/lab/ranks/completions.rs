@@ -79,7 +79,8 @@ impl Completions {
     /// # Errors
     /// When the system gives no HTTP client.
     pub fn new(base: &str, model: &str, pin: Option<LocalRank>, seed: u64) -> Result<Self, reqwest::Error> {
-        let client = Client::builder().tcp_nodelay(true).no_proxy().redirect(Policy::none()).connect_timeout(CONNECT);
+        let client =
+            Client::builder().tcp_nodelay(true).no_proxy().redirect(Policy::none()).connect_timeout(CONNECT);
         Ok(Self {
             client: client.build()?,
             url: format!("{}/v1/completions", base.trim_end_matches('/')),

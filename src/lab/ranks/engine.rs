@@ -95,7 +95,8 @@ pub struct NoAnswer {
 pub async fn ask(base: &str, rank: LocalRank) -> Result<Says, NoAnswer> {
     let base = base.trim_end_matches('/');
     let no_answer = |why: String| NoAnswer { base: base.to_owned(), why };
-    let client = Client::builder().tcp_nodelay(true).no_proxy().redirect(Policy::none()).timeout(PATIENCE).build();
+    let client =
+        Client::builder().tcp_nodelay(true).no_proxy().redirect(Policy::none()).timeout(PATIENCE).build();
     let client = client.map_err(|error| no_answer(error.to_string()))?;
     let models = fetch(&client, &format!("{base}/v1/models")).await.map_err(no_answer)?;
     let models: Value = serde_json::from_slice(&models).map_err(|error| no_answer(error.to_string()))?;

@@ -210,7 +210,8 @@ impl Fleet {
         let mut ranks = Vec::new();
         for (dp_rank, ports) in (config.dp_start_rank..).zip(bound) {
             let publisher = ports::publisher_config(config);
-            let rank = rank::spawn_rank(config.engine, DpRank(dp_rank), clock.clone(), ports.events, publisher);
+            let rank =
+                rank::spawn_rank(config.engine, DpRank(dp_rank), clock.clone(), ports.events, publisher);
             if let Some(socket) = ports.load_stat {
                 self.tasks.push(tokio::spawn(loads::publish_loads(rank.clone(), socket)));
             }
