@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # What takes longer than a change should wait: the oldest compiler, fuzzing, the models of the index's versions
 # and its stress test with more rounds, the live cases that take minutes, and the property tests with many more
-# cases. Not in CI; run it before a
-# release and report its summary.
+# cases. Not in CI; run it before a release and report its summary.
 #
 #   scripts/test-long.sh [MINUTES]   how long to go on, 30 unless told; builds, models and stress come on top
 #

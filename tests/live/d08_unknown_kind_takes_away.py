@@ -24,7 +24,7 @@ with Serve(worker("w", base, size=6)) as s:
         until(lambda: reason in s.said("w", rank)[2], 4)
         trust, may_err, reasons = s.said("w", rank)
         check(f"{what}: {reason}", trust == "partial" and "may_overcredit" in may_err and reason in reasons, (trust, may_err, reasons))
-        lines = s.log_lines("w", reason)
+        lines = s.log_lines(f"dp_rank={rank} ", reason)
         check(f"{what}: one line in the log", len(lines) == 1, lines)
     check.equal("the readable name beside it counts", s.reach(TOKENS, "w", 5), 4)
     check.equal("an unknown field changes nothing", (s.reach(TOKENS, "w", 2), s.said("w", 2)), (8, ("live", [], [])))

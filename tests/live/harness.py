@@ -437,7 +437,11 @@ class Page:
                 self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                try:
+                    self.wfile.write(body)
+                except OSError:
+                    # Whoever asked has ended meanwhile.
+                    pass
 
             def log_message(self, *_):
                 pass
