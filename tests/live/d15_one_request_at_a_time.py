@@ -13,7 +13,8 @@ BLOCK, RANKS = 16, 4
 
 class Session:
     def __init__(self, chance, system):
-        self.chance, self.tokens, self.at = chance, system + self.more(3), None
+        self.chance, self.at = chance, None
+        self.tokens = system + self.more(3)
 
     def more(self, blocks):
         return [self.chance.randrange(50_000) for _ in range(blocks * BLOCK)]

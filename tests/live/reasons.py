@@ -108,7 +108,7 @@ SEND = {
     "bad_framing": (None, lambda r: r.engine.frames([b"", b"short"])),
     "eagle_differs": (None, eagle_differs),
 }
-DECLARED = {"no_removals": {"capacity_blocks_per_rank": 16}, "eagle_differs": {"is_eagle": True}}
+DECLARED = {"other_topic": {"topic": "kv"}, "no_removals": {"capacity_blocks_per_rank": 16}, "eagle_differs": {"is_eagle": True}}
 BEFORE_START = {"joined_late"}
 
 # === raised by what a connection, a declaration or silence says; lifted by its end ===
@@ -188,6 +188,7 @@ class Rank:
         else:
             self.engine = Engine(replay=begin != "no_replay", answers="none" if begin == "mute" else "all")
             self.port, self.replay = self.engine.port, self.engine.replay_port
+            self.engine.topic = more.get("topic", "").encode()
         if begin == "proxy":
             from proxy import Proxy
             self.proxy = Proxy(self.port)
@@ -199,10 +200,10 @@ class Rank:
 
     def exchange(self, seq=0):
         """Another process behind the same ports."""
-        own, replay = self.engine.port, self.engine.replay_port
+        own, replay, topic = self.engine.port, self.engine.replay_port, self.engine.topic
         self.engine.close()
         until(lambda: self.service.listener(self.name).get("status") != "active", 5, 0.02)
-        self.engine = Engine(own, replay=replay, seq=seq)
+        self.engine = Engine(own, replay=replay, seq=seq, topic=topic)
         self.engine.wait_subscribed()
 
     def applied(self, count):
