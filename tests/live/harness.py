@@ -211,7 +211,9 @@ class Serve:
 
     def said(self, name, rank=0, model="m"):
         """(trust, ways to err, reasons) as `/query` says them."""
-        row = self.rows([1], model)[(name, rank)]
+        row = self.rows([1], model).get((name, rank))
+        if row is None:
+            return "not there", [], []
         return row["trust"], row["may_err"], row.get("reasons", [])
 
     def trust(self, name, rank=0, model="m"):
