@@ -43,6 +43,20 @@ pub enum StreamEvent {
     Disconnected,
     /// Nobody listens at the endpoint. Said for each attempt, about once a second.
     Refused,
+    /// No connection came about, for another reason. Said for each attempt.
+    Unreachable {
+        /// Why, in words.
+        why: String,
+    },
+    /// A live message or an answer was over the limit and was dropped.
+    TooLarge,
+    /// A second connection was tried, to see whether anybody is there.
+    Tried {
+        /// The request.
+        request: ReplayId,
+        /// Whether it shook hands.
+        reached: bool,
+    },
     /// The frames of a live message, as received.
     Message(Vec<Bytes>),
     /// The request has had its turn and was sent; until now it has waited for one of the few places, and
@@ -99,6 +113,11 @@ impl StreamEvent {
             Self::Connected => Input::Connected { source },
             Self::Disconnected => Input::Disconnected { source },
             Self::Refused => Input::Refused { source },
+            Self::Unreachable { why } => Input::Unreachable { source, why },
+            Self::TooLarge => Input::TooLarge { source },
+            Self::Tried { request, reached } => {
+                Input::Tried { source, request: *request, reached: *reached }
+            }
             Self::Message(frames) => Input::Frames { source, frames },
             Self::ReplayAsked { request } => Input::ReplayAsked { source, request: *request },
             Self::ReplayMessage { request, frames } => Input::Replay { source, request: *request, frames },

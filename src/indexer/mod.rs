@@ -26,7 +26,7 @@ use self::tiers::Tiers;
 pub use self::view::{
     ContentCounters, FleetView, Named, PoolView, RankReport, RankStatus, RankView, View, WorkerView,
 };
-use crate::events::order::{OnLoss, ReplayId, SequencerConfig, Step};
+use crate::events::order::{HeldBudget, Link, OnLoss, ProbeConfig, ReplayId, SequencerConfig, Step};
 use crate::events::{Limits, Sequencer};
 use crate::fleet::{Change, DeclareError, Endpoint, Fleet, PoolKey, RankPlan, WorkerSpec};
 use crate::ids::{EventSeq, Moment, RankKey, SourceId, WorkerId};
@@ -46,16 +46,25 @@ pub struct Config {
     pub max_held_batches: usize,
     /// Bytes of these batches. 64 MiB is a minute of a busy rank.
     pub max_held_bytes: usize,
+    /// Bytes of these batches over all ranks. Room for four ranks that wait at their own bound; further ones see
+    /// a gap and repair it.
+    pub max_held_bytes_total: usize,
     /// A replay that brings nothing for this long has failed. Busy engines answer between steps, which may
     /// take seconds.
     pub replay_timeout: Duration,
-    /// A request that found no turn for this long has failed: a thousand ranks that start at once, four at a
-    /// time and a fifth of a second each, take less.
-    pub queue_timeout: Duration,
-    /// Requests in a row without progress before a hole is declared lost.
+    /// Requests in a row that may go unanswered before a hole is declared lost.
     pub max_replay_attempts: u32,
-    /// A declared rank that is not heard for this long is silent.
+    /// A rank without a connection for this long is silent (requirement E4).
+    pub silent_after: Duration,
+    /// A connected rank without history that is not heard for this long is marked as never heard.
     pub silence_grace: Duration,
+    /// A rank that says nothing for this long is asked whether it is there (requirement E9).
+    pub probe_interval: Duration,
+    /// The wait between two such questions doubles up to this.
+    pub probe_max: Duration,
+    /// How long the answer may take. An idle engine answers within 0.1 s; twice this and a second connection's
+    /// handshake stay below fifteen seconds together.
+    pub probe_timeout: Duration,
     /// What a load report is worth, and for how long.
     pub load: LoadConfig,
 }
@@ -67,10 +76,14 @@ impl Default for Config {
             on_loss: OnLoss::Keep,
             max_held_batches: 10_000,
             max_held_bytes: 64 << 20,
+            max_held_bytes_total: 256 << 20,
             replay_timeout: Duration::from_secs(5),
-            queue_timeout: Duration::from_secs(60),
             max_replay_attempts: 5,
+            silent_after: Duration::from_secs(5),
             silence_grace: Duration::from_secs(30),
+            probe_interval: Duration::from_secs(5),
+            probe_max: Duration::from_secs(60),
+            probe_timeout: Duration::from_millis(2_500),
             load: LoadConfig::default(),
         }
     }
@@ -90,8 +103,20 @@ pub enum Input<'a> {
         /// Whose.
         source: SourceId,
     },
-    /// A new event connection was refused.
+    /// A new event connection was refused: nobody listens.
     Refused {
+        /// Whose.
+        source: SourceId,
+    },
+    /// A new event connection did not come about for another reason.
+    Unreachable {
+        /// Whose.
+        source: SourceId,
+        /// Why, in words.
+        why: &'a str,
+    },
+    /// A message was over the limit of what is taken off the wire, and was dropped.
+    TooLarge {
         /// Whose.
         source: SourceId,
     },
@@ -125,6 +150,15 @@ pub enum Input<'a> {
         /// The request.
         request: ReplayId,
     },
+    /// A second event connection was tried, to see whether anybody is there.
+    Tried {
+        /// Whose.
+        source: SourceId,
+        /// The request.
+        request: ReplayId,
+        /// Whether it shook hands.
+        reached: bool,
+    },
     /// Nothing but that time has passed.
     Tick,
 }
@@ -135,6 +169,9 @@ impl Input<'_> {
             Self::Connected { source }
             | Self::Disconnected { source }
             | Self::Refused { source }
+            | Self::Unreachable { source, .. }
+            | Self::TooLarge { source }
+            | Self::Tried { source, .. }
             | Self::Frames { source, .. }
             | Self::ReplayAsked { source, .. }
             | Self::Replay { source, .. }
@@ -183,6 +220,20 @@ pub enum Action {
         /// The request.
         request: ReplayId,
     },
+    /// Make a second event connection that only shakes hands; answer with [`Input::Tried`].
+    TryConnection {
+        /// The stream.
+        source: SourceId,
+        /// Where.
+        endpoint: Endpoint,
+        /// To be given back with the answer.
+        request: ReplayId,
+    },
+    /// Drop the event connection, which brings nothing any more, and make it anew.
+    Reconnect {
+        /// The stream.
+        source: SourceId,
+    },
 }
 
 /// What became of a list of cards.
@@ -204,6 +255,8 @@ pub struct Indexer {
     sources: BTreeMap<RankKey, SourceId>,
     deadlines: Deadlines,
     next_source: u64,
+    /// What all streams hold back together.
+    held_budget: HeldBudget,
     buffers: Buffers,
     view: View,
 }
@@ -220,6 +273,7 @@ impl Indexer {
     pub fn new(config: Config) -> (Self, View) {
         let view = View::new(config.load);
         let indexer = Self {
+            held_budget: HeldBudget::new(config.max_held_bytes_total),
             config,
             fleet: Fleet::new(),
             pools: BTreeMap::new(),
@@ -397,10 +451,22 @@ impl Indexer {
             on_loss: self.config.on_loss,
             max_held_batches: self.config.max_held_batches,
             max_held_bytes: self.config.max_held_bytes,
+            held_budget: self.held_budget.clone(),
             replay_timeout: self.config.replay_timeout,
-            queue_timeout: self.config.queue_timeout,
             max_replay_attempts: self.config.max_replay_attempts,
+            link: match &plan.events {
+                None => Link::Fed,
+                Some(endpoint) if endpoint.binds() => Link::Bound,
+                Some(_) => Link::Dialled,
+            },
+            silent_after: self.config.silent_after,
             silence_grace: self.config.silence_grace,
+            probe: plan.publishes.then(|| ProbeConfig {
+                interval: self.config.probe_interval,
+                max_interval: self.config.probe_max,
+                answer_timeout: self.config.probe_timeout,
+                seed: source.0,
+            }),
         };
         let status = Arc::new(RankStatus::new(Reasons::NONE));
         let sequencer = Sequencer::new(order, now);
@@ -526,6 +592,9 @@ impl Indexer {
     }
 }
 
+/// What a refused connection is told as.
+const REFUSED: &str = "nobody listens at the endpoint";
+
 impl Stream {
     /// One input of this stream, followed through to the index.
     #[allow(clippy::too_many_arguments)]
@@ -543,7 +612,10 @@ impl Stream {
         match *input {
             Input::Connected { .. } => self.on_connected(now, steps),
             Input::Disconnected { .. } => self.on_disconnected(now, steps),
-            Input::Refused { .. } => self.on_refused(now, steps),
+            Input::Refused { .. } => self.on_unreachable(now, REFUSED),
+            Input::Unreachable { why, .. } => self.on_unreachable(now, why),
+            Input::TooLarge { .. } => self.on_too_large(),
+            Input::Tried { request, reached, .. } => self.sequencer.on_tried(now, request, reached, steps),
             Input::Frames { frames, .. } => self.on_frames(now, frames, steps),
             Input::ReplayAsked { request, .. } => self.sequencer.on_replay_asked(now, request),
             Input::Replay { request, frames, .. } => self.on_replay(now, request, frames, steps),
@@ -563,6 +635,13 @@ impl Stream {
                     }
                 }
                 Step::CancelReplay { request } => actions.push(Action::CancelReplay { source, request }),
+                Step::TryConnection { request } => {
+                    if let Some(endpoint) = self.plan.events.clone() {
+                        actions.push(Action::TryConnection { source, endpoint, request });
+                    }
+                }
+                Step::Reconnect => actions.push(Action::Reconnect { source }),
+                Step::Say(notice) => self.say(notice),
             }
         }
         self.publish();

@@ -1,6 +1,7 @@
 //! One rank's stream: frames in, steps of its order, events into the index.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -9,7 +10,7 @@ use super::content::{self, Part};
 use super::tiers::Tiers;
 use super::view::{ContentCounters, RankReport, RankStatus};
 use crate::block::{AttentionKind, BlockHash, ContentKeys, Isolation, Tier};
-use crate::events::order::{Batch, Step};
+use crate::events::order::{Batch, Notice, Step};
 use crate::events::{
     BlockRemoved, BlockStored, DecodeError, EventBatch, EventTokens, KvEvent, Limits, ReplayMessage,
     Sequencer, decode_batch_fast, parse_live, parse_replay, peek_ts,
@@ -17,7 +18,7 @@ use crate::events::{
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
 use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, Stored, WriteSection};
-use crate::trust::{MayErr, Reason, ReasonCounts, Reasons, Trust};
+use crate::trust::{Reason, ReasonCounts, Reasons};
 
 /// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
 const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
@@ -32,6 +33,9 @@ fn leads(event: &KvEvent) -> Leads<'_> {
         KvEvent::Cleared(_) => Leads::default(),
     }
 }
+
+/// A connection that keeps failing for one cause is said this often.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// One declared rank.
 #[derive(Debug)]
@@ -52,6 +56,9 @@ pub(super) struct Stream {
     pub(super) tiers: Tiers,
     /// Whether the worker is declared to have an EAGLE drafter.
     pub(super) declared_eagle: Option<bool>,
+    /// Attempts to connect that failed since the last connection.
+    failed_attempts: u64,
+    said_unreachable: Option<Moment>,
 }
 
 /// Buffers that outlive a message.
@@ -94,6 +101,8 @@ impl Stream {
             adapters,
             tiers,
             declared_eagle: None,
+            failed_attempts: 0,
+            said_unreachable: None,
         }
     }
 
@@ -121,6 +130,9 @@ impl Stream {
 
     pub(super) fn on_connected(&mut self, now: Moment, steps: &mut Vec<Step>) {
         self.connected = true;
+        self.failed_attempts = 0;
+        self.said_unreachable = None;
+        self.status.clear_last_error();
         self.sequencer.on_connected(now, steps);
     }
 
@@ -129,9 +141,58 @@ impl Stream {
         self.sequencer.on_disconnected(now, steps);
     }
 
-    pub(super) fn on_refused(&mut self, now: Moment, steps: &mut Vec<Step>) {
+    /// An attempt to connect failed. Its cause is kept for whoever asks, and said when it is another one, or
+    /// after a while again.
+    pub(super) fn on_unreachable(&mut self, now: Moment, why: &str) {
         self.connected = false;
-        self.sequencer.on_refused(now, steps);
+        self.sequencer.on_unreachable(now);
+        self.failed_attempts += 1;
+        let changed = self.status.set_last_error(why);
+        if changed || self.said_unreachable.is_none_or(|at| now >= at + SAY_AGAIN_AFTER) {
+            self.said_unreachable = Some(now);
+            let rank = &self.plan.rank;
+            tracing::warn!(
+                worker = %rank.worker,
+                dp_rank = rank.dp_rank.0,
+                endpoint = self.plan.events.as_ref().map(|endpoint| endpoint.address()),
+                attempts = self.failed_attempts,
+                "{rank}: no event connection: {why}",
+            );
+        }
+    }
+
+    /// A message was dropped for its size before it came here.
+    pub(super) fn on_too_large(&mut self) {
+        self.counters.malformed_messages += 1;
+        self.give(Reason::TooLarge, 1);
+    }
+
+    /// Writes to the log what happened to the stream's order.
+    pub(super) fn say(&self, notice: Notice) {
+        let rank = &self.plan.rank;
+        let (worker, dp_rank) = (&rank.worker, rank.dp_rank.0);
+        match notice {
+            Notice::Restarted(rule) => {
+                tracing::info!(%worker, dp_rank, rule = ?rule, "{rank}: the engine has restarted; its old blocks are forgotten");
+            }
+            Notice::Repaired { from, to } => {
+                tracing::info!(%worker, dp_rank, from = from.0, to = to.0, "{rank}: missing batches were brought by a replay");
+            }
+            Notice::Lost { from, to } => {
+                tracing::info!(%worker, dp_rank, from = from.0, to = to.0, "{rank}: batches are lost");
+            }
+            Notice::LivePathDeaf { highest } => {
+                tracing::warn!(
+                    %worker,
+                    dp_rank,
+                    highest = highest.0,
+                    "{rank}: the engine has published what the event connection did not bring; it is made anew",
+                );
+            }
+            Notice::NoBuffer => {
+                tracing::info!(%worker, dp_rank, "{rank}: the replay endpoint keeps no history");
+            }
+        }
     }
 
     pub(super) fn on_frames(&mut self, now: Moment, frames: &[Bytes], steps: &mut Vec<Step>) {
@@ -307,20 +368,19 @@ impl Stream {
 
     /// What stands against believing the rank's view.
     fn reasons(&self) -> Reasons {
-        let order = match self.sequencer.trust() {
-            _ if !self.plan.publishes => Some(Reason::PublishesNothing),
-            Trust::Joining => Some(Reason::HistoryPending),
-            Trust::Repairing => Some(Reason::ReplayPending),
-            Trust::Silent => Some(Reason::NoConnection),
-            Trust::Partial(MayErr::Miss) => Some(Reason::JoinedLate),
-            Trust::Partial(MayErr::Overcredit) => Some(Reason::LostBatches),
-            Trust::Live | Trust::Unknown => None,
-        };
-        order.into_iter().collect::<Reasons>().union(self.content_reasons)
+        if !self.plan.publishes {
+            return Reasons::from_iter([Reason::PublishesNothing]);
+        }
+        self.sequencer.reasons().union(self.content_reasons)
     }
 
     /// Lets readers see what has changed.
     pub(super) fn publish(&self) {
+        let reasons = self.reasons();
+        let before = self.status.reasons();
+        if reasons != before {
+            self.say_change(before, reasons);
+        }
         let report = RankReport {
             connected: self.connected,
             stream: *self.sequencer.counters(),
@@ -332,7 +392,24 @@ impl Stream {
             given: self.given,
             without_removals: self.tiers.without_removals(),
         };
-        self.status.publish(self.reasons(), self.sequencer.last_heard(), report);
+        self.status.publish(reasons, self.sequencer.last_heard(), report);
+    }
+}
+
+impl Stream {
+    fn say_change(&self, before: Reasons, after: Reasons) {
+        let (was, is) = (before.trust(), after.trust());
+        if was == is {
+            return;
+        }
+        let rank = &self.plan.rank;
+        tracing::info!(
+            worker = %rank.worker,
+            dp_rank = rank.dp_rank.0,
+            reasons = ?after,
+            may_err = ?is.may_err(),
+            "{rank}: {was} -> {is}",
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 
 use super::adapters::LearntAdapters;
@@ -218,6 +218,8 @@ pub struct RankStatus {
     reasons: AtomicU64,
     /// Microseconds of the last message plus one; 0 is never.
     last_heard: AtomicU64,
+    /// Why the last attempt to connect failed; `None` while there is a connection.
+    last_error: ArcSwapOption<String>,
     report: Newest,
 }
 
@@ -252,6 +254,7 @@ impl RankStatus {
         Self {
             reasons: AtomicU64::new(reasons.bits()),
             last_heard: AtomicU64::new(0),
+            last_error: ArcSwapOption::empty(),
             report: Newest::default(),
         }
     }
@@ -269,6 +272,24 @@ impl RankStatus {
     /// When the rank was last heard, on the clock that drives the indexer.
     pub fn last_heard(&self) -> Option<Moment> {
         self.last_heard.load(Ordering::Relaxed).checked_sub(1).map(Moment)
+    }
+
+    /// Why there is no event connection, in words; `None` while there is one or none was tried.
+    pub fn last_error(&self) -> Option<Arc<String>> {
+        self.last_error.load_full()
+    }
+
+    /// Keeps the cause; says whether it is another one than before.
+    pub(super) fn set_last_error(&self, why: &str) -> bool {
+        let changed = self.last_error.load().as_ref().is_none_or(|before| before.as_str() != why);
+        if changed {
+            self.last_error.store(Some(Arc::new(why.to_owned())));
+        }
+        changed
+    }
+
+    pub(super) fn clear_last_error(&self) {
+        self.last_error.store(None);
     }
 
     /// Everything that is counted.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
-use zeromq::{Socket, SocketOptions, ZmqError};
+use zeromq::{Socket, SocketOptions, SubSocket, ZmqError};
 
 use crate::wire::endpoint::Target;
 
@@ -73,6 +73,12 @@ pub(super) async fn dial<S: Socket>(
         ZmqError::Network(error) if error.kind() == ErrorKind::ConnectionRefused => DialError::Refused,
         error => DialError::Failed(error),
     })
+}
+
+/// Whether somebody at `target` shakes hands with a subscriber. The connection is dropped at once.
+pub(super) async fn shakes_hands(target: &Target, config: &DialConfig) -> bool {
+    let mut socket = SubSocket::with_options(config.socket_options());
+    dial(&mut socket, target, config).await.is_ok()
 }
 
 /// Whether nobody listens at `target`: a plain connection is tried and dropped.

@@ -7,17 +7,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::{info, warn};
 
+use super::dial::shakes_hands;
 use super::{
-    Closed, ReplayConfig, ReplayHandle, Sink, StreamEvent, SubscriberConfig, SubscriberHandle, spawn_replay,
+    Closed, ReplayConfig, ReplayFailure, ReplayHandle, Sink, StreamEvent, SubscriberConfig, SubscriberHandle, spawn_replay,
     spawn_subscriber,
 };
 use crate::events::order::ReplayId;
+use crate::fleet::Endpoint;
 use crate::ids::{Moment, SourceId};
 use crate::indexer::Action;
 use crate::pump::{PumpSender, Surroundings};
+use crate::wire::endpoint::Target;
 
 /// Limits of what may wait for the indexing thread.
 #[derive(Clone, Debug)]
@@ -46,6 +49,17 @@ impl Default for DriverConfig {
             credits_per_stream: 1 << 17,
             max_connections: None,
         }
+    }
+}
+
+impl DriverConfig {
+    /// An eighth of the connections is for requests for history and second connections, which are short; the rest
+    /// for events.
+    fn share_connections(&mut self) {
+        let Some(all) = self.max_connections else { return };
+        let asks = (all / 8).clamp(1, ReplayConfig::DEFAULT_ASKS);
+        self.replay.asks = Arc::new(Semaphore::new(asks));
+        self.subscriber.connections = Some(Arc::new(Semaphore::new(all.saturating_sub(asks).max(1))));
     }
 }
 
@@ -93,7 +107,7 @@ impl Clock {
 /// Room for what waits: for all streams together and for each.
 #[derive(Debug)]
 struct Credits {
-    all: Semaphore,
+    all: Arc<Semaphore>,
     all_size: u32,
     per_stream: u32,
     streams: Mutex<HashMap<SourceId, Arc<Semaphore>>>,
@@ -102,7 +116,7 @@ struct Credits {
 impl Credits {
     fn new(config: &DriverConfig) -> Self {
         Self {
-            all: Semaphore::new(config.credits as usize),
+            all: Arc::new(Semaphore::new(config.credits as usize)),
             all_size: config.credits,
             per_stream: config.credits_per_stream.min(config.credits),
             streams: Mutex::new(HashMap::new()),
@@ -121,12 +135,12 @@ impl Credits {
         Arc::clone(stream)
     }
 
-    /// Waits for room in the stream's own share first, so that a flood queues behind itself.
-    async fn take(&self, source: SourceId, weight: u32) -> Result<(), Closed> {
-        let stream = self.stream(source);
-        stream.acquire_many(weight).await.map_err(|_| Closed)?.forget();
-        self.all.acquire_many(weight).await.map_err(|_| Closed)?.forget();
-        Ok(())
+    /// Waits for room in the stream's own share first, so that a flood queues behind itself. What was taken comes
+    /// back if the task ends before it has delivered.
+    async fn take(&self, source: SourceId, weight: u32) -> Result<Taken, Closed> {
+        let stream = self.stream(source).acquire_many_owned(weight).await.map_err(|_| Closed)?;
+        let all = Arc::clone(&self.all).acquire_many_owned(weight).await.map_err(|_| Closed)?;
+        Ok(Taken { stream, all })
     }
 
     fn give_back(&self, source: SourceId, weight: u32) {
@@ -141,6 +155,20 @@ impl Credits {
     }
 }
 
+/// Credits of one message that is not delivered yet.
+struct Taken {
+    stream: OwnedSemaphorePermit,
+    all: OwnedSemaphorePermit,
+}
+
+impl Taken {
+    /// The message is delivered: whoever applies it gives the credits back.
+    fn pass_on(self) {
+        self.stream.forget();
+        self.all.forget();
+    }
+}
+
 /// The way from the sockets' tasks to the indexing thread.
 #[derive(Clone, Debug)]
 pub struct PumpSink {
@@ -151,8 +179,10 @@ pub struct PumpSink {
 impl Sink for PumpSink {
     async fn deliver(&self, source: SourceId, event: StreamEvent) -> Result<(), Closed> {
         let weight = self.credits.weight(&event);
-        self.credits.take(source, weight).await?;
-        self.pump.deliver(source, event, weight).map_err(|_| Closed)
+        let taken = self.credits.take(source, weight).await?;
+        self.pump.deliver(source, event, weight).map_err(|_| Closed)?;
+        taken.pass_on();
+        Ok(())
     }
 }
 
@@ -175,7 +205,8 @@ pub fn prepare(clock: Clock, config: DriverConfig) -> (LiveSurroundings, DriverP
 /// Runs until the pump has ended, or this future is dropped: then every connection is closed, and with the
 /// last way in gone the pump applies what is left and ends.
 pub async fn drive(handle: Handle, pump: PumpSender, parts: DriverParts) {
-    let DriverParts { mut actions, credits, config } = parts;
+    let DriverParts { mut actions, credits, mut config } = parts;
+    config.share_connections();
     let sink = PumpSink { pump, credits: Arc::clone(&credits) };
     let mut driver = Driver { handle, sink, config, subscribers: HashMap::new(), replays: HashMap::new() };
     while let Some(action) = actions.recv().await {
@@ -191,16 +222,19 @@ struct Driver {
     replays: HashMap<(SourceId, ReplayId), ReplayHandle>,
 }
 
+/// All topics: what an engine publishes under another one than the configured must be seen to be told.
+const ALL_TOPICS: &str = "";
+
 impl Driver {
     async fn carry_out(&mut self, action: Action) {
         match action {
-            Action::Subscribe { source, rank, endpoint, topic } => {
+            Action::Subscribe { source, rank, endpoint, .. } => {
                 let spawned = spawn_subscriber(
                     &self.handle,
                     source,
                     endpoint.address(),
                     endpoint.binds(),
-                    &topic,
+                    ALL_TOPICS,
                     self.sink.clone(),
                     self.config.subscriber.clone(),
                 );
@@ -209,7 +243,10 @@ impl Driver {
                         info!(%rank, endpoint = endpoint.address(), "listening");
                         self.subscribers.insert(source, subscriber);
                     }
-                    Err(error) => warn!(%rank, %error, "cannot listen"),
+                    Err(error) => {
+                        warn!(%rank, %error, "cannot listen");
+                        self.tell(source, StreamEvent::Unreachable { why: error.to_string() });
+                    }
                 }
             }
             Action::Unsubscribe { source } => {
@@ -226,13 +263,49 @@ impl Driver {
                     Ok(replay) => {
                         self.replays.insert((source, request), replay);
                     }
-                    Err(error) => warn!(endpoint = address, %error, "cannot ask for history"),
+                    Err(error) => {
+                        warn!(endpoint = address, %error, "cannot ask for history");
+                        let why = ReplayFailure::Unreachable;
+                        self.tell(source, StreamEvent::ReplayFailed { request, why });
+                    }
+                }
+            }
+            Action::TryConnection { source, endpoint, request } => self.try_connection(source, &endpoint, request),
+            Action::Reconnect { source } => {
+                if let Some(subscriber) = self.subscribers.get(&source) {
+                    subscriber.redial();
                 }
             }
             Action::CancelReplay { source, request } => {
                 self.replays.remove(&(source, request));
             }
         }
+    }
+}
+
+impl Driver {
+    /// Shakes hands on a connection of its own, which is dropped at once.
+    fn try_connection(&self, source: SourceId, endpoint: &Endpoint, request: ReplayId) {
+        let Ok(target) = Target::to_dial(endpoint.address()) else {
+            return self.tell(source, StreamEvent::Tried { request, reached: false });
+        };
+        let (sink, dial, places) =
+            (self.sink.clone(), self.config.subscriber.dial, Arc::clone(&self.config.replay.asks));
+        self.handle.spawn(async move {
+            let place = places.acquire_owned().await;
+            let reached = shakes_hands(&target, &dial).await;
+            drop(place);
+            let _ = sink.deliver(source, StreamEvent::Tried { request, reached }).await;
+        });
+    }
+
+    /// Says something that no task of the stream can say.
+    fn tell(&self, source: SourceId, event: StreamEvent) {
+        let sink = self.sink.clone();
+        self.handle.spawn(async move {
+            // Closed: then nobody needs to know.
+            let _ = sink.deliver(source, event).await;
+        });
     }
 }
 

@@ -4,6 +4,7 @@
 //! taken for an answer to this one. Answers can be lossy and the end mark can be lost, so everything here has
 //! a time limit, and whether the answers are complete is for the receiver to check.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::channel::mpsc;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
@@ -19,6 +20,7 @@ use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessa
 use super::dial::{DialConfig, DialError, dial};
 use super::frames::copy_frames;
 use super::{Closed, ReplayFailure, Sink, StreamEvent};
+use crate::events::frame::is_replay_end;
 use crate::events::order::ReplayId;
 use crate::ids::{EventSeq, SourceId};
 use crate::wire::endpoint::{BadEndpoint, Target};
@@ -40,8 +42,11 @@ pub struct ReplayConfig {
     pub max_answers: usize,
     /// An answer longer than this is dropped, and its number shows as a hole.
     pub max_message_bytes: usize,
-    /// The places for requests that run at once, over all ranks.
+    /// The places for answers that are taken in at once, over all ranks. An endpoint that does not answer needs
+    /// none, so it delays nobody.
     pub slots: Arc<Semaphore>,
+    /// The places for requests that wait for their first answer. Each costs a descriptor.
+    pub asks: Arc<Semaphore>,
 }
 
 impl ReplayConfig {
@@ -49,6 +54,10 @@ impl ReplayConfig {
     /// batches, some 30 MB) and holds back that publisher's live events while it lasts, and all of them are
     /// applied by one thread: more at once would only wait, with their data in kernel buffers.
     pub const DEFAULT_SLOTS: usize = 4;
+
+    /// Requests that wait for an answer at once. Each costs a descriptor and some kilobytes; a fleet of this many
+    /// mute endpoints delays nobody else.
+    pub const DEFAULT_ASKS: usize = 512;
 
     /// The default limits with `slots` requests at once.
     pub fn with_slots(slots: usize) -> Self {
@@ -59,6 +68,7 @@ impl ReplayConfig {
             max_answers: 1_000_000,
             max_message_bytes: 64 << 20,
             slots: Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
+            asks: Arc::new(Semaphore::new(Self::DEFAULT_ASKS)),
         }
     }
 }
@@ -71,8 +81,8 @@ impl Default for ReplayConfig {
 
 /// Asks the replay endpoint for the batches from `from` on, and delivers the answers to `sink`.
 ///
-/// The request waits for a place first, and says [`StreamEvent::ReplayAsked`] when it has been sent. It ends
-/// with the message that is the end mark, or with [`StreamEvent::ReplayFailed`], or without a word when the
+/// The request waits for a place first, and says [`StreamEvent::ReplayAsked`] when it has been sent, and again
+/// while its answer waits for a place to be taken in. It ends with the message that is the end mark, or with [`StreamEvent::ReplayFailed`], or without a word when the
 /// handle is dropped. Answers wait in the connection while the sink is full.
 ///
 /// # Errors
@@ -140,7 +150,7 @@ impl From<Closed> for Stop {
 impl<S: Sink> Replay<S> {
     async fn run(self) {
         // Closed only by us, and we never do: then there is nobody to limit.
-        let _place = Arc::clone(&self.config.slots).acquire_owned().await;
+        let _place = Arc::clone(&self.config.asks).acquire_owned().await;
         if let Err(Stop::Failed(why)) = self.ask().await {
             tracing::info!(source = self.source.0, endpoint = %self.target, ?why, "no replay");
             let _ = self.deliver(StreamEvent::ReplayFailed { request: self.request, why }).await;
@@ -168,6 +178,7 @@ impl<S: Sink> Replay<S> {
         monitor: &mut mpsc::Receiver<SocketEvent>,
     ) -> Result<(), Stop> {
         let mut left = self.config.total_timeout;
+        let mut slot = None;
         for _ in 0..self.config.max_answers {
             let limit = self.config.idle_timeout.min(left);
             let asked = Instant::now();
@@ -180,13 +191,14 @@ impl<S: Sink> Replay<S> {
                 Err(_) => return Err(Stop::Failed(ReplayFailure::Idle)),
             };
             left = left.saturating_sub(asked.elapsed());
-            let Some(mut frames) = copy_frames(&answer, self.config.max_message_bytes) else {
+            if slot.is_none() {
+                slot = Some(self.wait_for_slot().await?);
+            }
+            let Some(frames) = copy_frames(&answer, self.config.max_message_bytes) else {
+                self.deliver(StreamEvent::TooLarge).await?;
                 continue;
             };
-            if frames.len() > 1 && frames[0].is_empty() {
-                frames.remove(0);
-            }
-            let last = is_end_mark(&frames);
+            let last = is_replay_end(&frames);
             self.deliver(StreamEvent::ReplayMessage { request: self.request, frames }).await?;
             if last {
                 return Ok(());
@@ -195,10 +207,25 @@ impl<S: Sink> Replay<S> {
         Err(Stop::Failed(ReplayFailure::TooLong))
     }
 
+    /// Waits for a place to take the answer in, and says meanwhile that the request is under way: its publisher
+    /// has answered, and our own queue is not its silence.
+    async fn wait_for_slot(&self) -> Result<OwnedSemaphorePermit, Closed> {
+        let mut slot = pin!(Arc::clone(&self.config.slots).acquire_owned());
+        loop {
+            match timeout(STILL_WAITING, &mut slot).await {
+                Ok(slot) => return slot.map_err(|_| Closed),
+                Err(_) => self.deliver(StreamEvent::ReplayAsked { request: self.request }).await?,
+            }
+        }
+    }
+
     async fn deliver(&self, event: StreamEvent) -> Result<(), Closed> {
         self.sink.deliver(self.source, event).await
     }
 }
+
+/// Well below any time limit on an answer.
+const STILL_WAITING: Duration = Duration::from_millis(300);
 
 /// The next answer, or `None` if the connection has ended or speaks nonsense. Safe to cancel.
 async fn next_answer(
@@ -223,37 +250,12 @@ fn request_frames(from: EventSeq) -> ZmqMessage {
     message
 }
 
-/// An empty payload whose number is the end mark's, missing or empty: all forms that engines send.
-fn is_end_mark(frames: &[Bytes]) -> bool {
-    match frames {
-        [.., seq, payload] => {
-            payload.is_empty() && (seq.is_empty() || seq[..] == EventSeq::END_MARK.0.to_be_bytes())
-        }
-        [payload] => payload.is_empty(),
-        [] => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn frames(frames: &[&'static [u8]]) -> Vec<Bytes> {
         frames.iter().map(|f| Bytes::from_static(f)).collect()
-    }
-
-    /// E3, C13: both framings and both end marks.
-    #[test]
-    fn end_marks() {
-        const FF: &[u8] = &[0xff; 8];
-        const SEVEN: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 7];
-        for end in [frames(&[FF, b""]), frames(&[b"", FF, b""]), frames(&[b""]), frames(&[b"", b""])] {
-            assert!(is_end_mark(&end), "{end:?}");
-        }
-        // A batch whose payload is empty is a bad batch, and the answers go on after it.
-        for data in [frames(&[SEVEN, b"x"]), frames(&[FF, b"x"]), frames(&[b"kv", SEVEN, b""]), vec![]] {
-            assert!(!is_end_mark(&data), "{data:?}");
-        }
     }
 
     #[test]

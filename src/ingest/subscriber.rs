@@ -18,7 +18,7 @@ use rand::rngs::OsRng;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use zeromq::util::PeerIdentity;
@@ -43,6 +43,8 @@ pub struct SubscriberConfig {
     /// A message longer than this is dropped and counted, and shows as a gap. The largest batches of real
     /// engines have a few megabytes. Not a limit on what the library reads: it has none.
     pub max_message_bytes: usize,
+    /// Connections that may stand at once, over all ranks; `None` is no bound of ours.
+    pub connections: Option<Arc<Semaphore>>,
 }
 
 impl Default for SubscriberConfig {
@@ -52,6 +54,7 @@ impl Default for SubscriberConfig {
             backoff: BackoffConfig::default(),
             seed: None,
             max_message_bytes: 64 << 20,
+            connections: None,
         }
     }
 }
@@ -211,6 +214,12 @@ impl Signals {
     }
 }
 
+/// All connections that the process has descriptors for are in use.
+struct NoDescriptor;
+
+const NO_DESCRIPTOR: &str =
+    "no descriptor is left for it: the process has as many connections as its limit allows (ulimit -n)";
+
 /// How a connection, or the attempt to make one, ended.
 enum Ended {
     /// The owner wants the task to end.
@@ -259,8 +268,7 @@ impl<S: Sink> Supervisor<S> {
             match listen(&self.target).await {
                 Ok(listener) => break listener,
                 Err(error) => {
-                    count(&self.counters.failures);
-                    tracing::warn!(source = self.source.0, endpoint = %self.target, %error, "cannot bind");
+                    self.failed(&format!("cannot listen on {}: {error}", self.target)).await?;
                 }
             }
             if self.pause_after(Ended::Failed).await {
@@ -295,6 +303,7 @@ impl<S: Sink> Supervisor<S> {
     }
 
     async fn one_dialled_connection(&mut self) -> Result<Ended, Closed> {
+        let Ok(_descriptor) = self.descriptor() else { return self.failed(NO_DESCRIPTOR).await };
         let mut socket = SubSocket::with_options(self.config.dial.socket_options());
         let mut monitor = socket.monitor();
         let dialled = tokio::select! {
@@ -313,17 +322,14 @@ impl<S: Sink> Supervisor<S> {
                 self.deliver(StreamEvent::Refused).await?;
                 return Ok(Ended::Failed);
             }
-            Err(why) => {
-                count(&self.counters.failures);
-                tracing::debug!(source = self.source.0, endpoint = %self.target, %why, "no connection");
-                return Ok(Ended::Failed);
-            }
+            Err(why) => return self.failed(&why.to_string()).await,
         }
         self.connected().await?;
         self.read(&mut socket, &mut monitor, None, None).await
     }
 
     async fn one_accepted_connection(&mut self, listener: &TcpListener) -> Result<Ended, Closed> {
+        let Ok(_descriptor) = self.descriptor() else { return self.failed(NO_DESCRIPTOR).await };
         let mut socket = SubSocket::with_options(self.config.dial.socket_options());
         let mut monitor = socket.monitor();
         let accepted = tokio::select! {
@@ -338,14 +344,26 @@ impl<S: Sink> Supervisor<S> {
         };
         let peer = match subscribed {
             Ok(peer) => peer,
-            Err(error) => {
-                count(&self.counters.failures);
-                tracing::debug!(source = self.source.0, endpoint = %self.target, %error, "no publisher");
-                return Ok(Ended::Failed);
-            }
+            Err(error) => return self.failed(&error.to_string()).await,
         };
         self.connected().await?;
         self.read(&mut socket, &mut monitor, Some(peer), Some(listener)).await
+    }
+
+    /// A place for one more connection; none is left when the process would run out of descriptors.
+    fn descriptor(&self) -> Result<Option<OwnedSemaphorePermit>, NoDescriptor> {
+        match &self.config.connections {
+            None => Ok(None),
+            Some(all) => Arc::clone(all).try_acquire_owned().map(Some).map_err(|_| NoDescriptor),
+        }
+    }
+
+    /// No connection came about.
+    async fn failed(&self, why: &str) -> Result<Ended, Closed> {
+        count(&self.counters.failures);
+        tracing::debug!(source = self.source.0, endpoint = %self.target, why, "no connection");
+        self.deliver(StreamEvent::Unreachable { why: why.to_owned() }).await?;
+        Ok(Ended::Failed)
     }
 
     /// Sends the subscription, after the connection is there.
@@ -427,7 +445,7 @@ impl<S: Sink> Supervisor<S> {
             Some(frames) => self.deliver(StreamEvent::Message(frames)).await,
             None => {
                 count(&self.counters.oversized);
-                Ok(())
+                self.deliver(StreamEvent::TooLarge).await
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Live batches that wait for a replay.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Batch, Fingerprint};
 use crate::ids::EventSeq;
@@ -10,6 +12,46 @@ use crate::ids::EventSeq;
 pub(super) struct Arrived {
     pub(super) batch: Batch,
     pub(super) print: Fingerprint,
+    /// By the event connection, not by a replay.
+    pub(super) live: bool,
+}
+
+/// Payload bytes that all streams of an indexer may hold together.
+#[derive(Clone, Debug)]
+pub struct HeldBudget(Arc<Budget>);
+
+#[derive(Debug)]
+struct Budget {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl HeldBudget {
+    /// Room for so many bytes.
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Budget { used: AtomicUsize::new(0), limit }))
+    }
+
+    /// No bound beyond each stream's own.
+    pub fn unlimited() -> Self {
+        Self::new(usize::MAX)
+    }
+
+    /// Bytes held now.
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let taken = self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|&sum| sum <= self.0.limit)
+        });
+        taken.is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// Batches by number, bounded in count and in payload bytes. When it is full the newcomer is dropped: what
@@ -20,18 +62,21 @@ pub(super) struct HoldBack {
     bytes: usize,
     max_batches: usize,
     max_bytes: usize,
+    budget: HeldBudget,
 }
 
 impl HoldBack {
-    pub(super) fn new(max_batches: usize, max_bytes: usize) -> Self {
-        Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes }
+    pub(super) fn new(max_batches: usize, max_bytes: usize, budget: HeldBudget) -> Self {
+        Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, budget }
     }
 
     /// Takes the batch in; `false` if there is no room for it. The caller has checked that its number is not
     /// held.
     pub(super) fn insert(&mut self, arrived: Arrived) -> bool {
         let size = arrived.batch.payload.len();
-        let fits = self.batches.len() < self.max_batches && size <= self.max_bytes.saturating_sub(self.bytes);
+        let fits = self.batches.len() < self.max_batches
+            && size <= self.max_bytes.saturating_sub(self.bytes)
+            && self.budget.take(size);
         if fits {
             self.bytes += size;
             self.batches.insert(arrived.batch.seq, arrived);
@@ -49,6 +94,7 @@ impl HoldBack {
         let first = self.batches.first_entry().filter(|first| first.key().0 < limit)?;
         let held = first.remove();
         self.bytes -= held.batch.payload.len();
+        self.budget.give_back(held.batch.payload.len());
         Some(held)
     }
 
@@ -72,7 +118,14 @@ impl HoldBack {
 
     pub(super) fn clear(&mut self) {
         self.batches.clear();
+        self.budget.give_back(self.bytes);
         self.bytes = 0;
+    }
+}
+
+impl Drop for HoldBack {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -85,13 +138,13 @@ mod tests {
     fn arrived(seq: u64, size: usize) -> Arrived {
         let payload = Bytes::from(vec![0; size]);
         let print = Fingerprint::of(EventSeq(seq), None, &payload);
-        Arrived { batch: Batch { seq: EventSeq(seq), ts: None, payload }, print }
+        Arrived { batch: Batch { seq: EventSeq(seq), ts: None, payload }, print, live: true }
     }
 
     /// E7: neither bound is passed, and taking out gives the room back.
     #[test]
     fn bounds_hold() {
-        let mut held = HoldBack::new(2, 10);
+        let mut held = HoldBack::new(2, 10, HeldBudget::unlimited());
         assert!(held.insert(arrived(5, 4)));
         assert!(!held.insert(arrived(9, 7)), "bytes");
         assert!(held.insert(arrived(7, 6)));
@@ -104,5 +157,21 @@ mod tests {
         assert!(held.insert(arrived(8, 4)));
         held.clear();
         assert_eq!((held.len(), held.bytes()), (0, 0));
+    }
+
+    /// E7: streams share one budget, and what they held comes back when they go.
+    #[test]
+    fn a_shared_budget_bounds_all_streams() {
+        let budget = HeldBudget::new(10);
+        let mut one = HoldBack::new(9, 9, budget.clone());
+        let mut two = HoldBack::new(9, 9, budget.clone());
+        assert!(one.insert(arrived(1, 6)));
+        assert!(!two.insert(arrived(1, 5)));
+        assert!(two.insert(arrived(1, 4)));
+        assert_eq!(budget.used(), 10);
+        drop(one);
+        assert_eq!(budget.used(), 4);
+        two.pop_below(9);
+        assert_eq!(budget.used(), 0);
     }
 }

@@ -5,14 +5,14 @@
 //! batch of a process that is gone is never applied after its blocks were cleared; and
 //! [`Trust::Live`](crate::trust::Trust::Live) is said only while nothing is known to be missing.
 //!
-//! What it cannot see: a publisher that restarts, loses its connection to us, and whose first batch that we
-//! hear carries by chance exactly the number that we expect. With a replay endpoint the probe finds it, or
-//! the view is partial where the probe is not answered; without one nothing on the wire does, unless the
-//! endpoint refused connections in between or the batch is older than ours.
+//! What it cannot see: a publisher without a replay endpoint that restarts, is reachable again within a second
+//! and without one refused attempt, and whose first batch that we hear carries by chance exactly the number that
+//! we expect. After any longer absence such a batch leaves the view in doubt.
 
 mod fingerprint;
 mod held;
 mod presence;
+mod quiet;
 mod repair;
 mod sequencer;
 
@@ -26,6 +26,7 @@ use bytes::Bytes;
 use crate::ids::EventSeq;
 
 pub use fingerprint::Fingerprint;
+pub use held::HeldBudget;
 pub use sequencer::Sequencer;
 
 /// One numbered batch as it came off the wire, not decoded.
@@ -65,6 +66,45 @@ pub enum Step {
         /// The request.
         request: ReplayId,
     },
+    /// Make a second event connection that only shakes hands, to see whether anybody is there; answered by
+    /// [`Sequencer::on_tried`].
+    TryConnection {
+        /// To be given back with the answer.
+        request: ReplayId,
+    },
+    /// The event connection has gone deaf: drop it and make it anew.
+    Reconnect,
+    /// Something happened that an operator wants to read of. Nothing is to be done.
+    Say(Notice),
+}
+
+/// What happened to a stream, for the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Notice {
+    /// Another publisher process speaks, by this rule.
+    Restarted(RestartRule),
+    /// These numbers, both included, were missing and have been brought by a replay.
+    Repaired {
+        /// The first.
+        from: EventSeq,
+        /// The last.
+        to: EventSeq,
+    },
+    /// These numbers, both included, cannot be had.
+    Lost {
+        /// The first.
+        from: EventSeq,
+        /// The last.
+        to: EventSeq,
+    },
+    /// The engine has published batches that the event connection did not bring.
+    LivePathDeaf {
+        /// The highest number that the engine's history showed.
+        highest: EventSeq,
+    },
+    /// The replay endpoint keeps no history: it is treated as if there were none.
+    NoBuffer,
 }
 
 /// What became of one live batch. The [`Step`]s say what to do; this says what happened.
@@ -115,16 +155,45 @@ pub struct SequencerConfig {
     pub max_held_batches: usize,
     /// Bytes of payload held, likewise.
     pub max_held_bytes: usize,
-    /// A replay that brings nothing for this long after it was sent has failed.
+    /// Room for what all streams together hold; [`HeldBudget::unlimited`] where one stream is alone.
+    pub held_budget: HeldBudget,
+    /// A replay that brings nothing for this long after it was sent has failed. Until it is sent it waits for
+    /// its turn, which is not the publisher's silence and costs no attempt.
     pub replay_timeout: Duration,
-    /// A request that was not sent for this long has failed. Requests take turns when many ranks ask at
-    /// once, and waiting for a turn is not the publisher's silence.
-    pub queue_timeout: Duration,
-    /// Requests in a row that may fail or bring nothing new before the hole is declared lost. At least one
-    /// is made.
+    /// Requests in a row that may go unanswered before the hole is declared lost. At least one is made.
     pub max_replay_attempts: u32,
-    /// A declared rank that is not heard for this long is silent.
+    /// How the connection is made, and so what its absence means.
+    pub link: Link,
+    /// A rank without a connection for this long is silent.
+    pub silent_after: Duration,
+    /// A connected rank without history that is not heard for this long is marked as never heard.
     pub silence_grace: Duration,
+    /// When a rank that says nothing is asked; `None`: never.
+    pub probe: Option<ProbeConfig>,
+}
+
+/// How a stream's event connection comes about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Link {
+    /// We dial the publisher.
+    Dialled,
+    /// The publisher dials us: it can only be heard.
+    Bound,
+    /// There is none: the owner hands events in, or the rank publishes none.
+    Fed,
+}
+
+/// When a quiet rank is asked whether it is there and whether we have all (requirement E9).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProbeConfig {
+    /// Quiet for this long, a rank is asked.
+    pub interval: Duration,
+    /// The wait doubles up to this while answers bring nothing new.
+    pub max_interval: Duration,
+    /// An answer takes no longer than this, or the rank is asked again. Engines answer within 0.1 s when idle.
+    pub answer_timeout: Duration,
+    /// Spreads the questions of many ranks in time; any number that differs from rank to rank.
+    pub seed: u64,
 }
 
 /// What becomes of the blocks from before an unfillable hole.
@@ -168,6 +237,12 @@ pub struct StreamCounters {
     /// Live batches dropped because the hold-back buffer was full, or because their connection or their
     /// process ended while they waited.
     pub held_dropped: u64,
+    /// Questions to a quiet rank, second connections included.
+    pub probes_asked: u64,
+    /// Of these, such as brought no answer.
+    pub probes_failed: u64,
+    /// Times that the engine had published what the event connection did not bring.
+    pub deaf_links: u64,
 }
 
 impl StreamCounters {
@@ -192,6 +267,9 @@ impl StreamCounters {
             (&mut self.replays_given_up, other.replays_given_up),
             (&mut self.late_answers, other.late_answers),
             (&mut self.held_dropped, other.held_dropped),
+            (&mut self.probes_asked, other.probes_asked),
+            (&mut self.probes_failed, other.probes_failed),
+            (&mut self.deaf_links, other.deaf_links),
         ] {
             *count += more;
         }

@@ -2,94 +2,131 @@
 
 use std::time::Duration;
 
+use super::Link;
 use crate::ids::Moment;
+use crate::trust::{Reason, Reasons};
 
-/// An endpoint that refuses for this long after a lost connection has nobody behind it (requirement E4).
-const REFUSED_FOR: Duration = Duration::from_secs(2);
+/// Without a connection for this long, another process may have come up in the publisher's place. None starts
+/// faster.
+const RESTART_TAKES: Duration = Duration::from_secs(1);
 
-/// Connection, refusals and signs of life of one publisher.
+/// Connection and signs of life of one publisher.
 #[derive(Debug)]
 pub(super) struct Presence {
-    declared: Moment,
+    link: Link,
+    silent_after: Duration,
     grace: Duration,
     connected: bool,
-    /// Whether a connection was ever made; before that only the grace counts.
-    known: bool,
+    /// Since when there is, or is not, a connection; declared is not connected.
+    since: Moment,
     heard: Option<Moment>,
-    refused_since: Option<Moment>,
-    unheard: bool,
+    /// No connection for `silent_after`.
     gone: bool,
+    /// Not heard within the grace.
+    unheard: bool,
+    /// Nobody answered, neither the replay endpoint nor a second connection.
+    mute: bool,
 }
 
 impl Presence {
-    pub(super) fn new(declared: Moment, grace: Duration) -> Self {
+    pub(super) fn new(declared: Moment, link: Link, silent_after: Duration, grace: Duration) -> Self {
         Self {
-            declared,
+            link,
+            silent_after,
             grace,
             connected: false,
-            known: false,
+            since: declared,
             heard: None,
-            refused_since: None,
-            unheard: false,
             gone: false,
+            unheard: false,
+            mute: false,
         }
     }
 
-    pub(super) fn connect(&mut self) {
+    /// The connection stands. Says whether another process can have taken the publisher's place meanwhile.
+    pub(super) fn connect(&mut self, now: Moment) -> bool {
+        let away = now.since(self.since) >= RESTART_TAKES;
         self.connected = true;
-        self.known = true;
-        self.refused_since = None;
+        self.since = now;
         self.gone = false;
+        self.mute = false;
+        away
     }
 
-    pub(super) fn disconnect(&mut self) {
-        self.connected = false;
-    }
-
-    /// A connection was refused. Says whether that is news about a publisher that we had.
-    pub(super) fn refuse(&mut self, now: Moment) -> bool {
-        if self.connected || !self.known {
-            return false;
+    pub(super) fn disconnect(&mut self, now: Moment) {
+        if self.connected {
+            self.connected = false;
+            self.since = now;
         }
-        self.refused_since.get_or_insert(now);
         self.tick(now);
-        true
     }
 
     pub(super) fn hear(&mut self, now: Moment) {
         self.heard = Some(now);
         self.unheard = false;
+        self.mute = false;
+    }
+
+    /// Nobody answered.
+    pub(super) fn fall_mute(&mut self) {
+        self.mute = true;
+    }
+
+    /// Somebody is there, though nothing was said. Says whether that is news.
+    pub(super) fn show_life(&mut self) -> bool {
+        std::mem::replace(&mut self.mute, false)
     }
 
     pub(super) fn tick(&mut self, now: Moment) {
+        self.gone |= self.gone_at().is_some_and(|at| now >= at);
         self.unheard |= self.grace_ends().is_some_and(|at| now >= at);
-        self.gone |= self.refusal_ends().is_some_and(|at| now >= at);
     }
 
     /// When [`tick`](Self::tick) would change something.
     pub(super) fn next_deadline(&self) -> Option<Moment> {
+        let gone = self.gone_at().filter(|_| !self.gone);
         let grace = self.grace_ends().filter(|_| !self.unheard);
-        let refusal = self.refusal_ends().filter(|_| !self.gone);
-        grace.into_iter().chain(refusal).min()
+        gone.into_iter().chain(grace).min()
     }
 
     pub(super) fn is_connected(&self) -> bool {
         self.connected
     }
 
-    pub(super) fn is_silent(&self) -> bool {
-        self.unheard || self.gone
+    /// Whether events may come: there is a connection, or none is needed.
+    pub(super) fn is_open(&self) -> bool {
+        self.connected || self.link == Link::Fed
+    }
+
+    pub(super) fn link(&self) -> Link {
+        self.link
     }
 
     pub(super) fn last_heard(&self) -> Option<Moment> {
         self.heard
     }
 
-    fn grace_ends(&self) -> Option<Moment> {
-        self.heard.is_none().then(|| self.declared + self.grace)
+    /// Since when the publisher has said nothing on this connection.
+    pub(super) fn quiet_since(&self) -> Moment {
+        self.heard.map_or(self.since, |heard| heard.max(self.since))
     }
 
-    fn refusal_ends(&self) -> Option<Moment> {
-        self.refused_since.map(|since| since + REFUSED_FOR)
+    /// Nothing was ever heard, and the grace is over.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.unheard
+    }
+
+    pub(super) fn reasons(&self) -> Reasons {
+        let gone = self.gone.then_some(Reason::NoConnection);
+        let mute = self.mute.then_some(Reason::ProbeFailed);
+        gone.into_iter().chain(mute).collect()
+    }
+
+    fn gone_at(&self) -> Option<Moment> {
+        (!self.is_open()).then(|| self.since + self.silent_after)
+    }
+
+    fn grace_ends(&self) -> Option<Moment> {
+        (self.heard.is_none() && self.is_open()).then(|| self.since + self.grace)
     }
 }

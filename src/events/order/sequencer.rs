@@ -2,16 +2,18 @@
 
 mod apply;
 mod history;
+mod probe;
 
 use bytes::Bytes;
 
 use super::fingerprint::FingerprintRing;
 use super::held::{Arrived, HoldBack};
 use super::presence::Presence;
-use super::repair::{Repair, Stage, Wanted};
+use super::quiet::Quiet;
+use super::repair::{Next, Repair, Stage, Wanted};
 use super::{Arrival, Batch, Fingerprint, ReplayId, RestartRule, SequencerConfig, Step, StreamCounters};
 use crate::ids::{EventSeq, Moment};
-use crate::trust::{MayErr, Trust};
+use crate::trust::{Reason, Reasons, Trust};
 
 /// Orders one rank's stream. Pure: time and input go in, [`Step`]s come out, in the order to be done.
 ///
@@ -27,14 +29,23 @@ pub struct Sequencer {
     /// The batch under the watermark.
     last: Option<Fingerprint>,
     ring: FingerprintRing,
-    /// What the applied batches are worth while nothing is outstanding.
-    standing: Standing,
+    /// The batch under the watermark came by the present event connection.
+    carried: bool,
+    /// The present process has answered a request for history with a batch.
+    has_answered: bool,
+    /// The replay endpoint of the present process keeps nothing.
+    bufferless: bool,
+    /// Whether the beginning of the present process's history is settled, one way or the other.
+    settled: bool,
+    /// What was lost of it.
+    losses: Reasons,
     /// The first number applied after the last loss: a clear in an earlier batch heals nothing.
     lost_before: Option<EventSeq>,
     /// History was settled once, so that what is asked now is a repair.
     joined: bool,
     continuity: Continuity,
     repair: Option<Repair>,
+    quiet: Option<Quiet>,
     held: HoldBack,
     /// The highest live number above the watermark that this connection brought, held or dropped.
     live_high: Option<(EventSeq, Fingerprint)>,
@@ -42,25 +53,15 @@ pub struct Sequencer {
     counters: StreamCounters,
 }
 
-/// What the applied batches are worth.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
-    /// Not known yet: nothing was heard and no history settled.
-    Unknown,
-    /// Everything since the cache was empty.
-    Complete,
-    Partial(MayErr),
-}
-
 /// Whether what comes next surely belongs to the process that we applied last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Continuity {
     /// The connection was lost since the last batch was applied.
     broken: bool,
-    /// And there is reason to think that the process ended: its endpoint refused connections in between,
-    /// or the batch under our watermark could not be compared.
+    /// And there is reason to think that the process ended: its endpoint could not be reached in between, or
+    /// not for long, or the batch under our watermark could not be compared.
     suspect: bool,
-    /// Requests for what may be missing brought no answer.
+    /// Whether anything is missing was asked and not answered, or there is nobody to ask.
     unproven: bool,
 }
 
@@ -68,16 +69,21 @@ impl Sequencer {
     /// A stream that was declared `now` and is not connected yet.
     pub fn new(config: SequencerConfig, now: Moment) -> Self {
         Self {
-            presence: Presence::new(now, config.silence_grace),
+            presence: Presence::new(now, config.link, config.silent_after, config.silence_grace),
             watermark: None,
             last: None,
             ring: FingerprintRing::default(),
-            standing: Standing::Unknown,
+            carried: false,
+            has_answered: false,
+            bufferless: false,
+            settled: false,
+            losses: Reasons::NONE,
             lost_before: None,
             joined: false,
             continuity: Continuity::default(),
             repair: None,
-            held: HoldBack::new(config.max_held_batches, config.max_held_bytes),
+            quiet: config.probe.map(Quiet::new),
+            held: HoldBack::new(config.max_held_batches, config.max_held_bytes, config.held_budget.clone()),
             live_high: None,
             next_request: 0,
             counters: StreamCounters::default(),
@@ -86,7 +92,8 @@ impl Sequencer {
     }
 
     /// A stream whose content was restored from a snapshot taken after the batch `watermark`, whose
-    /// fingerprint is `last` ([`last_fingerprint`](Self::last_fingerprint)), when its trust was `trust`.
+    /// fingerprint is `last` ([`last_fingerprint`](Self::last_fingerprint)), with what was lost of its history
+    /// until then ([`losses`](Self::losses)).
     ///
     /// It is treated as after a lost connection: the publisher is asked from the watermark, inclusive.
     pub fn resume(
@@ -94,44 +101,49 @@ impl Sequencer {
         now: Moment,
         watermark: EventSeq,
         last: Fingerprint,
-        trust: Trust,
+        losses: Reasons,
     ) -> Self {
         let mut this = Self::new(config, now);
         this.watermark = Some(watermark);
         this.last = Some(last);
         this.ring.push(watermark, last);
         // A snapshot taken during a repair is that of the moment before the hole, which the probe finds.
-        this.standing = match trust {
-            Trust::Partial(may_err) => Standing::Partial(may_err),
-            _ => Standing::Complete,
-        };
-        this.continuity.broken = true;
+        this.settled = true;
+        this.losses = losses;
+        this.continuity = Continuity { broken: true, suspect: true, unproven: false };
         this
     }
 
     /// The event connection stands. Asks for history. Called twice, the loss in between went unseen.
     pub fn on_connected(&mut self, now: Moment, out: &mut Vec<Step>) {
         if self.presence.is_connected() {
-            self.lose_link(out);
+            self.lose_link(now, out);
         }
-        self.presence.connect();
-        if self.config.has_replay {
+        let long_away = self.presence.connect(now);
+        self.continuity.suspect |= self.continuity.broken && long_away;
+        if let Some(quiet) = &mut self.quiet {
+            quiet.begin(now);
+        }
+        if self.has_history() {
             let wanted = if self.watermark.is_some() { Wanted::Probe } else { Wanted::Missing };
             let gap_counted = self.repair.as_ref().is_some_and(|repair| repair.gap_counted);
-            self.start_repair(now, wanted, gap_counted, out);
+            self.start_repair(wanted, gap_counted, out);
+        } else {
+            self.joined = true;
+            // Nobody can be asked what was missed; the next number tells.
+            self.continuity.unproven |= self.continuity.broken;
         }
     }
 
     /// The event connection is lost. What waits is forgotten; it will be asked for again.
     pub fn on_disconnected(&mut self, now: Moment, out: &mut Vec<Step>) {
-        self.presence.tick(now);
-        self.lose_link(out);
+        self.lose_link(now, out);
     }
 
-    /// A new event connection was refused. After two seconds of that a publisher that we had is silent.
-    pub fn on_refused(&mut self, now: Moment, _out: &mut Vec<Step>) {
-        let news = self.presence.refuse(now);
-        self.continuity.suspect |= news && self.watermark.is_some();
+    /// An attempt to connect failed, for whatever reason: the publisher that we had may have ended.
+    pub fn on_unreachable(&mut self, now: Moment) {
+        self.presence.tick(now);
+        self.continuity.suspect |= self.continuity.broken && !self.presence.is_connected();
     }
 
     /// A batch came by the event connection.
@@ -150,7 +162,8 @@ impl Sequencer {
             self.on_connected(now, out);
         }
         self.presence.hear(now);
-        let arrived = arrived(seq, ts, payload);
+        self.end_probe(now, payload.len(), out);
+        let arrived = arrived(seq, ts, payload, true);
         match self.judge(seq, arrived.print) {
             Verdict::Duplicate => {
                 self.counters.duplicate_batches += 1;
@@ -159,21 +172,22 @@ impl Sequencer {
             Verdict::Restart(rule) => {
                 self.drop_held();
                 self.begin_process(rule, out);
-                if self.config.has_replay && seq != EventSeq::ZERO {
-                    self.start_repair(now, Wanted::Missing, false, out);
+                if self.has_history() && seq != EventSeq::ZERO {
+                    self.start_repair(Wanted::Missing, false, out);
                 }
-                self.place(now, arrived, out);
+                self.place(arrived, out);
                 Arrival::Restarted(rule)
             }
-            Verdict::Ahead => self.place(now, arrived, out),
+            Verdict::Ahead => self.place(arrived, out),
         }
     }
 
-    /// The request had its turn and was sent: from now on its answers can be late. A driver that sends at once
-    /// may leave this out, and waits [`SequencerConfig::queue_timeout`] for an answer instead.
+    /// The request had its turn and was sent: from now on its answers can be late.
     pub fn on_replay_asked(&mut self, now: Moment, request: ReplayId) {
         if let Some(repair) = self.repair.as_mut().filter(|repair| repair.request() == Some(request)) {
             repair.sent(now + self.config.replay_timeout);
+        } else if let Some(quiet) = &mut self.quiet {
+            quiet.sent(now, request);
         }
     }
 
@@ -191,20 +205,29 @@ impl Sequencer {
             return self.on_replay_end(now, request, out);
         }
         self.presence.hear(now);
+        let arrived = arrived(seq, ts, payload, false);
+        if self.is_probe(request) {
+            self.quiet_answered(now, &arrived, out);
+            self.has_answered = true;
+            return;
+        }
         let Some(wanted) = self.wanted_by(request) else {
             self.counters.late_answers += 1;
             return;
         };
-        let arrived = arrived(seq, ts, payload);
         match wanted {
             Wanted::Probe => self.probe_answered(now, arrived, out),
             Wanted::Missing => self.history_answered(now, arrived, out),
         }
+        self.has_answered = true;
     }
 
     /// The answer to a request ended with its end mark, which says nothing about whether it was whole.
     pub fn on_replay_end(&mut self, now: Moment, request: ReplayId, out: &mut Vec<Step>) {
         self.presence.hear(now);
+        if self.is_probe(request) {
+            return self.quiet_ended(now, out);
+        }
         let Some(wanted) = self.wanted_by(request) else {
             self.counters.late_answers += 1;
             return;
@@ -213,17 +236,10 @@ impl Sequencer {
         if let Some(repair) = &mut self.repair {
             repair.ended();
         }
-        if wanted == Wanted::Probe {
-            // Nothing at our watermark, so a publisher that has not come that far.
-            self.begin_process(RestartRule::Probed, out);
-            return self.start_repair(now, Wanted::Missing, false, out);
+        match wanted {
+            Wanted::Probe => self.nothing_at_the_watermark(out),
+            Wanted::Missing => self.history_ended(out),
         }
-        self.drain(out);
-        if !self.hole_is_known() {
-            return self.finish_repair();
-        }
-        self.count_gap();
-        self.ask_again_or_give_up(now, out);
     }
 
     /// A request could not be made or its connection broke.
@@ -232,67 +248,81 @@ impl Sequencer {
     /// again, for a publisher that ended takes this connection with it, and the news that the event
     /// connection is lost may come later.
     pub fn on_replay_failed(&mut self, now: Moment, request: ReplayId, out: &mut Vec<Step>) {
+        if self.is_probe(request) {
+            return self.probe_unanswered(now, out);
+        }
         let max_attempts = self.config.max_replay_attempts;
         let Some(repair) = self.repair.as_mut().filter(|repair| repair.request() == Some(request)) else {
             return;
         };
         self.counters.replays_failed += 1;
-        let until = repair.deadline().unwrap_or(now).min(now + self.config.replay_timeout);
+        let until = repair.deadline().unwrap_or(now + self.config.replay_timeout);
         repair.stage = Stage::Resting { until };
-        if self.watermark.is_some() {
+        if self.watermark.is_some() && repair.resume_at.is_none() {
             repair.wanted = Wanted::Probe;
         }
-        if !repair.attempt_over(max_attempts) {
-            self.give_up(out);
+        if repair.attempt_over(max_attempts) == Next::GiveUp {
+            self.give_up(now, out);
         }
     }
 
     /// Does what is due. Early and repeated calls do no harm.
     pub fn on_tick(&mut self, now: Moment, out: &mut Vec<Step>) {
         self.presence.tick(now);
+        self.probe_if_due(now, out);
         let Some(repair) = self.repair.as_ref().filter(|r| r.deadline().is_some_and(|at| now >= at)) else {
             return;
         };
         match repair.stage {
-            Stage::Asked { .. } => {
-                self.counters.replays_failed += 1;
-                self.ask_again_or_give_up(now, out);
-            }
-            Stage::Resting { .. } => self.ask(now, out),
-            Stage::Idle => {}
+            Stage::Asked { .. } => self.request_timed_out(now, out),
+            Stage::Resting { .. } => self.ask(out),
+            Stage::Queued { .. } | Stage::Idle => {}
         }
     }
 
     /// The batch `seq`, as applied, emptied the rank's cache: what was lost before it no longer matters.
     pub fn on_cleared(&mut self, seq: EventSeq) {
-        let counts = Some(seq) <= self.watermark && Some(seq) >= self.lost_before;
-        if matches!(self.standing, Standing::Partial(_)) && counts {
-            self.standing = Standing::Complete;
+        if Some(seq) <= self.watermark && Some(seq) >= self.lost_before {
+            self.losses = Reasons::NONE;
         }
     }
 
     /// When [`on_tick`](Self::on_tick) is due next.
     pub fn next_deadline(&self) -> Option<Moment> {
         let repair = self.repair.as_ref().and_then(Repair::deadline);
-        repair.into_iter().chain(self.presence.next_deadline()).min()
+        let quiet = self.quiet.as_ref().and_then(Quiet::deadline);
+        [repair, quiet, self.presence.next_deadline()].into_iter().flatten().min()
     }
 
     /// What may be believed about the view that the applied steps have built.
     pub fn trust(&self) -> Trust {
-        if self.presence.is_silent() {
-            return Trust::Silent;
-        }
+        self.reasons().trust()
+    }
+
+    /// What stands against believing it.
+    pub fn reasons(&self) -> Reasons {
+        let mut reasons = self.losses.union(self.presence.reasons());
         if self.repair.is_some() {
-            return if self.joined { Trust::Repairing } else { Trust::Joining };
+            reasons.insert(if self.joined { Reason::ReplayPending } else { Reason::HistoryPending });
+        } else if self.settled && self.joined {
+            if self.is_in_doubt() {
+                reasons.insert(Reason::Unproven);
+            }
+        } else if !self.settled && self.presence.is_open() && (self.joined || !self.has_history()) {
+            reasons.insert(Reason::NoHistory);
+            if self.presence.is_unheard() {
+                reasons.insert(Reason::NeverHeard);
+            }
+        } else {
+            // Not connected yet, or restored and not heard yet.
+            reasons.insert(Reason::HistoryPending);
         }
-        match self.standing {
-            Standing::Unknown => Trust::Joining,
-            // Restored, and not heard yet.
-            _ if !self.joined => Trust::Joining,
-            _ if self.is_in_doubt() => Trust::Partial(MayErr::Overcredit),
-            Standing::Complete => Trust::Live,
-            Standing::Partial(may_err) => Trust::Partial(may_err),
-        }
+        reasons
+    }
+
+    /// What was lost of the present process's history: what a snapshot keeps beside the watermark.
+    pub fn losses(&self) -> Reasons {
+        self.losses
     }
 
     /// The number of the last batch applied of the present publisher process.
@@ -371,10 +401,13 @@ impl Sequencer {
     }
 
     /// Applies or holds a batch above the watermark.
-    fn place(&mut self, now: Moment, arrived: Arrived, out: &mut Vec<Step>) -> Arrival {
+    fn place(&mut self, arrived: Arrived, out: &mut Vec<Step>) -> Arrival {
         let seq = arrived.batch.seq;
         if self.live_high.is_none_or(|(high, _)| seq > high) {
             self.live_high = Some((seq, arrived.print));
+        }
+        if let Some(repair) = &mut self.repair {
+            repair.meets_live = true;
         }
         let is_next = seq.0 == self.expected();
         match &self.repair {
@@ -382,7 +415,7 @@ impl Sequencer {
                 self.apply_next(arrived, out);
                 return Arrival::Applied;
             }
-            None if !self.config.has_replay => {
+            None if !self.has_history() => {
                 let from = EventSeq(self.expected());
                 self.leap(arrived, out);
                 return Arrival::Lost { from, to: EventSeq(seq.0 - 1) };
@@ -391,7 +424,7 @@ impl Sequencer {
                 self.counters.gaps += 1;
                 // After a lost connection a higher number may also be a new process that has come far.
                 let wanted = if self.continuity.broken { Wanted::Probe } else { Wanted::Missing };
-                self.start_repair(now, wanted, true, out);
+                self.start_repair(wanted, true, out);
             }
             Some(repair) if is_next && repair.wanted == Wanted::Missing => {
                 self.apply_next(arrived, out);
@@ -414,9 +447,17 @@ impl Sequencer {
         self.watermark.map_or(0, |watermark| watermark.0.saturating_add(1))
     }
 
-    /// Whether a live number above the watermark was seen that is not applied.
+    /// Whether a number above the watermark was seen, live or in an answer, that is not applied.
     fn hole_is_known(&self) -> bool {
-        !self.held.is_empty() || self.live_high.is_some_and(|(high, _)| Some(high) > self.watermark)
+        let replayed = self.repair.as_ref().and_then(Repair::highest);
+        !self.held.is_empty()
+            || replayed > self.watermark
+            || self.live_high.is_some_and(|(high, _)| Some(high) > self.watermark)
+    }
+
+    /// Whether there is history to ask for.
+    fn has_history(&self) -> bool {
+        self.config.has_replay && !self.bufferless
     }
 
     fn drop_held(&mut self) {
@@ -425,10 +466,12 @@ impl Sequencer {
         self.live_high = None;
     }
 
-    fn lose_link(&mut self, out: &mut Vec<Step>) {
-        self.presence.disconnect();
+    fn lose_link(&mut self, now: Moment, out: &mut Vec<Step>) {
+        self.presence.disconnect(now);
         self.drop_held();
+        self.carried = false;
         self.continuity.broken = self.watermark.is_some();
+        self.cancel_probe(out);
         if let Some(repair) = &mut self.repair {
             out.extend(repair.request().map(|request| Step::CancelReplay { request }));
             repair.ended();
@@ -436,7 +479,7 @@ impl Sequencer {
     }
 }
 
-fn arrived(seq: EventSeq, ts: Option<f64>, payload: &Bytes) -> Arrived {
+fn arrived(seq: EventSeq, ts: Option<f64>, payload: &Bytes, live: bool) -> Arrived {
     let print = Fingerprint::of(seq, ts, payload);
-    Arrived { batch: Batch { seq, ts, payload: payload.clone() }, print }
+    Arrived { batch: Batch { seq, ts, payload: payload.clone() }, print, live }
 }

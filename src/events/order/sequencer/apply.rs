@@ -2,23 +2,22 @@
 
 use std::cmp::Ordering;
 
-use super::{Continuity, Sequencer, Standing};
+use super::{Continuity, Sequencer};
 use crate::events::order::held::Arrived;
-use crate::events::order::{OnLoss, RestartRule, Step};
+use crate::events::order::{Notice, OnLoss, RestartRule, Step};
 use crate::ids::EventSeq;
-use crate::trust::MayErr;
+use crate::trust::{Reason, Reasons};
 
 impl Sequencer {
-    /// Applies the expected batch. Where it follows a lost connection whose endpoint then refused, or is
-    /// older than the batch before it, it may as well be of a new process that has come exactly this far:
-    /// undecidable, and the view says so.
+    /// Applies the expected batch. Where it follows a lost connection behind which the endpoint could not be
+    /// reached, or is older than the batch before it, it may as well be of a new process that has come exactly
+    /// this far: undecidable, and the view says so.
     pub(super) fn apply_next(&mut self, arrived: Arrived, out: &mut Vec<Step>) {
         let older = self.last.is_some_and(|last| last.is_newer_than(arrived.print));
         if self.continuity.broken && (self.continuity.suspect || older) {
-            self.degrade(arrived.batch.seq, out);
-        } else if self.watermark.is_none() {
-            self.standing = Standing::Complete;
+            self.degrade(arrived.batch.seq, Reason::RestartUndecided, out);
         }
+        self.settled = true;
         self.apply(arrived, out);
     }
 
@@ -28,30 +27,38 @@ impl Sequencer {
         self.counters.lost_batches = self.counters.lost_batches.saturating_add(lost);
         if lost > 0 {
             self.count_gap();
+            let (from, to) = (EventSeq(self.expected()), EventSeq(arrived.batch.seq.0 - 1));
+            out.push(Step::Say(Notice::Lost { from, to }));
         }
         if let Some(repair) = &mut self.repair {
             repair.gap_counted = false;
+            repair.first_missing = EventSeq(arrived.batch.seq.0.saturating_add(1));
         }
-        self.degrade(arrived.batch.seq, out);
+        self.degrade(arrived.batch.seq, Reason::LostBatches, out);
+        if self.continuity.broken && self.continuity.suspect && !self.losses.contains(Reason::JoinedLate) {
+            self.losses.insert(Reason::RestartUndecided);
+        }
         self.apply(arrived, out);
     }
 
     /// Something before the batch `next` is lost, or may be. Where nothing was applied before, no removal
     /// can be missing.
-    pub(super) fn degrade(&mut self, next: EventSeq, out: &mut Vec<Step>) {
+    pub(super) fn degrade(&mut self, next: EventSeq, why: Reason, out: &mut Vec<Step>) {
         self.lost_before = Some(next);
-        self.standing = match (self.watermark, self.config.on_loss) {
-            (None, _) => Standing::Partial(MayErr::Miss),
-            (Some(_), OnLoss::Keep) => Standing::Partial(MayErr::Overcredit),
+        self.settled = true;
+        match (self.watermark, self.config.on_loss) {
+            (None, _) => drop(self.losses.insert(Reason::JoinedLate)),
+            (Some(_), OnLoss::Keep) => drop(self.losses.insert(why)),
             (Some(_), OnLoss::Clear) => {
                 out.push(Step::Clear);
-                Standing::Partial(MayErr::Miss)
+                self.losses = Reasons::from_iter([Reason::JoinedLate]);
             }
-        };
+        }
     }
 
     pub(super) fn apply(&mut self, arrived: Arrived, out: &mut Vec<Step>) {
-        let Arrived { batch, print } = arrived;
+        let Arrived { batch, print, live } = arrived;
+        self.carried = live;
         self.watermark = Some(batch.seq);
         self.last = Some(print);
         self.ring.push(batch.seq, print);
@@ -99,10 +106,15 @@ impl Sequencer {
         self.watermark = None;
         self.last = None;
         self.ring.clear();
-        self.standing = Standing::Unknown;
+        self.carried = false;
+        self.has_answered = false;
+        self.bufferless = false;
+        self.settled = false;
+        self.losses = Reasons::NONE;
         self.lost_before = None;
         self.joined = true;
         self.continuity = Continuity::default();
+        out.push(Step::Say(Notice::Restarted(rule)));
         out.push(Step::Clear);
     }
 
