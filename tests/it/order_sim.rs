@@ -10,7 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use rankwise::events::order::{Batch, OnLoss, ReplayId, Sequencer, SequencerConfig, Step};
+use rankwise::events::order::{
+    Batch, HeldBudget, Link, OnLoss, ProbeConfig, ReplayId, Sequencer, SequencerConfig, Step,
+};
 use rankwise::ids::{EventSeq, Moment};
 use rankwise::trust::{MayErr, Trust};
 
@@ -60,6 +62,8 @@ struct Climate {
     impatient: bool,
     /// A request may reach a new process before the loss of the old one's connection is known.
     racing: bool,
+    /// The event connection may go deaf without being lost.
+    deaf: u32,
     /// Batches carry their time.
     timed: bool,
     steps: usize,
@@ -68,8 +72,11 @@ struct Climate {
 impl Climate {
     fn random(rng: &mut StdRng) -> Self {
         let timed = rng.random_ratio(4, 5);
+        let has_replay = rng.random_ratio(3, 4);
         Self {
-            has_replay: rng.random_ratio(3, 4),
+            has_replay,
+            // Without history nobody could tell a deaf connection from an idle engine.
+            deaf: if has_replay { [0, 0, 3][rng.random_range(0..3)] } else { 0 },
             on_loss: if rng.random() { OnLoss::Keep } else { OnLoss::Clear },
             max_held_batches: rng.random_range(0..12),
             max_held_bytes: rng.random_range(16..400),
@@ -115,6 +122,12 @@ struct World {
     link: Option<usize>,
     /// The connection is gone and we do not know yet.
     link_broken: bool,
+    /// The connection stands and brings nothing.
+    link_deaf: bool,
+    /// Second connections that are being tried.
+    tries: Vec<ReplayId>,
+    /// The owner was told to make the connection anew.
+    reconnect: bool,
     wire: VecDeque<Batch>,
     recent: VecDeque<Batch>,
     requests: Vec<Request>,
@@ -142,10 +155,18 @@ impl World {
             on_loss: climate.on_loss,
             max_held_batches: climate.max_held_batches,
             max_held_bytes: climate.max_held_bytes,
+            held_budget: HeldBudget::unlimited(),
             replay_timeout: Duration::from_millis(500),
-            queue_timeout: Duration::from_millis(500),
             max_replay_attempts: 3,
+            link: Link::Dialled,
+            silent_after: Duration::from_secs(5),
             silence_grace: Duration::from_secs(5),
+            probe: Some(ProbeConfig {
+                interval: Duration::from_secs(5),
+                max_interval: Duration::from_secs(60),
+                answer_timeout: Duration::from_millis(500),
+                seed,
+            }),
         };
         Self {
             rng,
@@ -155,6 +176,9 @@ impl World {
             up: true,
             link: None,
             link_broken: false,
+            link_deaf: false,
+            tries: Vec::new(),
+            reconnect: false,
             wire: VecDeque::new(),
             recent: VecDeque::new(),
             requests: Vec::new(),
@@ -221,7 +245,9 @@ impl World {
             payload: Bytes::from(payload),
         };
         self.lives[life].push(batch.clone());
-        let reaches = self.link == Some(life) && !self.link_broken;
+        let deaf = self.climate.deaf;
+        self.link_deaf |= self.percent(deaf);
+        let reaches = self.link == Some(life) && !self.link_broken && !self.link_deaf;
         let drop_live = self.climate.drop_live;
         if reaches && !self.percent(drop_live) {
             self.wire.push_back(batch);
@@ -239,9 +265,11 @@ impl World {
         }
     }
 
+    /// A new process. None starts within a second.
     fn come_back(&mut self) {
         if !self.up {
             self.up = true;
+            self.now = self.now + Duration::from_secs(1);
             self.lives.push(Vec::new());
         }
     }
@@ -254,7 +282,11 @@ impl World {
 
     /// The loss of a connection is noticed, or a lost one is made again or refused.
     fn mend_link(&mut self) {
+        if std::mem::take(&mut self.reconnect) {
+            self.link_broken |= self.link.is_some();
+        }
         if self.link_broken {
+            self.link_deaf = false;
             self.link_broken = false;
             self.link = None;
             self.wire.clear();
@@ -264,7 +296,7 @@ impl World {
             self.link = Some(self.lives.len() - 1);
             self.step(|stream, now, out| stream.on_connected(now, out));
         } else if self.link.is_none() {
-            self.step(|stream, now, out| stream.on_refused(now, out));
+            self.step(|stream, now, _| stream.on_unreachable(now));
         }
     }
 
@@ -293,6 +325,10 @@ impl World {
 
     /// One thing happens to one request: it is answered, a message of its answer comes, or it breaks.
     fn deliver_replay(&mut self) {
+        if let Some(request) = self.tries.pop() {
+            let reached = self.up;
+            return self.step(|stream, now, out| stream.on_tried(now, request, reached, out));
+        }
         if self.requests.is_empty() {
             return;
         }
@@ -378,6 +414,9 @@ impl World {
                         open.cancelled = true;
                     }
                 }
+                Step::TryConnection { request } => self.tries.push(request),
+                Step::Reconnect => self.reconnect = true,
+                Step::Say(_) => {}
                 other => self.fault(format!("an unknown step: {other:?}")),
             }
         }
@@ -392,6 +431,7 @@ impl World {
         let another = self.link_broken && self.link != Some(life);
         let broken = !self.up || (another && !self.climate.racing);
         self.requests.push(Request { id, from, life, answer: None, cancelled: false, broken });
+        self.stream.on_replay_asked(self.now, id);
     }
 
     fn apply(&mut self, batch: &Batch) {
@@ -462,29 +502,20 @@ impl World {
         }
     }
 
-    /// Faults end, everything is delivered, the publisher speaks twice more: now the view is judged against
-    /// the publisher itself.
+    /// Faults end, and the publisher says nothing more: the view is judged against the publisher itself. Then it
+    /// speaks twice, and is judged again.
     fn settle(&mut self) {
         self.calm = true;
         self.come_back();
-        while self.link_broken || self.link.is_none() {
-            self.mend_link();
-        }
         self.drain();
+        self.judge("idle");
         for _ in 0..2 {
             self.publish();
             self.drain();
         }
-        let life = self.lives.len() - 1;
+        self.judge("at the end");
         let trust = self.stream.trust();
         *self.seen.entry(trust.name()).or_default() += 1;
-        if !matches!(trust, Trust::Live | Trust::Partial(_)) {
-            return self.fault(format!("{trust:?} when all is said"));
-        }
-        let truth = self.truth_at(life, u64::MAX);
-        if !self.mixed || self.climate.has_replay {
-            self.compare(&truth, "at the end");
-        }
         if self.climate.is_forgiving() {
             *self.seen.entry("forgiving").or_default() += 1;
             let lost = self.stream.counters().lost_batches;
@@ -494,20 +525,38 @@ impl World {
         }
     }
 
+    fn judge(&mut self, when: &'static str) {
+        let trust = self.stream.trust();
+        if !matches!(trust, Trust::Live | Trust::Partial(_)) {
+            return self.fault(format!("{trust:?} {when}, when all is said: {:?}", self.stream.reasons()));
+        }
+        let truth = self.truth_at(self.lives.len() - 1, u64::MAX);
+        if !self.mixed || self.climate.has_replay {
+            self.compare(&truth, when);
+        }
+    }
+
+    /// Delivers everything, connects, and lets five minutes pass: twice the longest wait of a probe.
     fn drain(&mut self) {
+        let end = self.now + Duration::from_secs(300);
         for _ in 0..100_000 {
-            let idle = self.requests.is_empty() && self.wire.is_empty();
-            if idle && self.stream.next_deadline().is_none() {
-                return;
+            while self.link_broken || self.link.is_none() || self.reconnect {
+                self.mend_link();
             }
             self.deliver_live();
             self.deliver_replay();
-            if self.requests.iter().all(|open| open.answer.as_ref().is_some_and(VecDeque::is_empty)) {
-                self.requests.retain(|open| !open.cancelled);
-                if let Some(deadline) = self.stream.next_deadline() {
+            let answered = self.requests.iter().all(|r| r.answer.as_ref().is_some_and(VecDeque::is_empty));
+            if !answered || !self.wire.is_empty() || !self.tries.is_empty() {
+                continue;
+            }
+            self.requests.retain(|open| !open.cancelled);
+            match self.stream.next_deadline().filter(|&deadline| deadline <= end) {
+                Some(deadline) => {
                     self.now = self.now.max(deadline);
                     self.step(|stream, now, out| stream.on_tick(now, out));
                 }
+                None if self.requests.is_empty() => return,
+                None => {}
             }
         }
         self.fault("it never comes to rest".to_owned());
@@ -536,6 +585,8 @@ fn run_all(
             ("late answers", counters.late_answers),
             ("given up", counters.replays_given_up),
             ("applied", counters.applied_batches),
+            ("probes", counters.probes_asked),
+            ("deaf", counters.deaf_links),
         ]);
         for (what, count) in world.seen {
             *seen.entry(what).or_default() += count;
@@ -574,6 +625,8 @@ fn e2_e3_e4_e5_e7_random_histories_are_told_truly() {
         "held dropped",
         "late answers",
         "given up",
+        "probes",
+        "deaf",
     ] {
         assert!(seen.get(what).is_some_and(|&count| count > 20), "{what} hardly ever happened: {seen:?}");
     }
