@@ -234,6 +234,17 @@ impl Ranks {
                 let endpoint = rank.plan.events.as_ref().map(ToString::to_string);
                 tracing::warn!(rank = dp_rank.0, endpoint, "nobody listens; trying on");
             }
+            StreamEvent::Unreachable { .. } if rank.refused => {}
+            StreamEvent::Unreachable { why } => {
+                rank.refused = true;
+                tracing::warn!(rank = dp_rank.0, why, "no connection; trying on");
+            }
+            StreamEvent::TooLarge => {
+                tracing::warn!(rank = dp_rank.0, "a message over the limit was dropped");
+                tape.write(mark("a message over the limit was dropped"))?;
+            }
+            // Nobody here asks for it.
+            StreamEvent::Tried { .. } => {}
             StreamEvent::Message(frames) => {
                 if let Some(missing) = rank.count(&frames) {
                     rank.history.want(missing);
@@ -250,8 +261,6 @@ impl Ranks {
                     Ok(ReplayMessage::End) => rank.history.running = None,
                     _ => {}
                 }
-                // As a DEALER receives it: the empty frame before it was taken off on the way.
-                let frames = std::iter::once(Bytes::new()).chain(frames).collect();
                 tape.write(replay_line(at, dp_rank, Direction::Rx, frames))?;
             }
             StreamEvent::ReplayFailed { why, .. } => {
