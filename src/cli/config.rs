@@ -46,6 +46,11 @@ struct StreamsTable {
     max_replay_attempts: Option<u32>,
     max_held_batches: Option<usize>,
     max_held_bytes: Option<usize>,
+    max_held_bytes_total: Option<usize>,
+    silent_after_ms: Option<u64>,
+    probe_interval_ms: Option<u64>,
+    probe_max_ms: Option<u64>,
+    probe_timeout_ms: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -234,7 +239,17 @@ impl ConfigFile {
             max_replay_attempts,
             max_held_batches,
             max_held_bytes,
+            max_held_bytes_total,
+            silent_after_ms,
+            probe_interval_ms,
+            probe_max_ms,
+            probe_timeout_ms,
         } = &self.streams;
+        set(&mut config.max_held_bytes_total, *max_held_bytes_total);
+        set(&mut config.silent_after, silent_after_ms.map(Duration::from_millis));
+        set(&mut config.probe_interval, probe_interval_ms.map(Duration::from_millis));
+        set(&mut config.probe_max, probe_max_ms.map(Duration::from_millis));
+        set(&mut config.probe_timeout, probe_timeout_ms.map(Duration::from_millis));
         set(&mut config.on_loss, on_loss.map(Into::into));
         set(&mut config.silence_grace, silence_grace_ms.map(Duration::from_millis));
         set(&mut config.replay_timeout, replay_timeout_ms.map(Duration::from_millis));

@@ -66,7 +66,7 @@ impl ReplayConfig {
             idle_timeout: Duration::from_secs(2),
             total_timeout: Duration::from_secs(60),
             max_answers: 1_000_000,
-            max_message_bytes: 64 << 20,
+            max_message_bytes: 144 << 20,
             slots: Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
             asks: Arc::new(Semaphore::new(Self::DEFAULT_ASKS)),
         }

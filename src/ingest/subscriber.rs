@@ -40,8 +40,8 @@ pub struct SubscriberConfig {
     pub backoff: BackoffConfig,
     /// Seed of the jitter, combined with the source's number; `None` takes one from the system.
     pub seed: Option<u64>,
-    /// A message longer than this is dropped and counted, and shows as a gap. The largest batches of real
-    /// engines have a few megabytes. Not a limit on what the library reads: it has none.
+    /// A message longer than this is dropped and said. Above the decoder's limit of 128 MiB, so that what is
+    /// refused is refused in one place. Not a limit on what the library reads: it has none.
     pub max_message_bytes: usize,
     /// Connections that may stand at once, over all ranks; `None` is no bound of ours.
     pub connections: Option<Arc<Semaphore>>,
@@ -53,7 +53,7 @@ impl Default for SubscriberConfig {
             dial: DialConfig::default(),
             backoff: BackoffConfig::default(),
             seed: None,
-            max_message_bytes: 64 << 20,
+            max_message_bytes: 144 << 20,
             connections: None,
         }
     }

@@ -1,5 +1,6 @@
 //! `/register`, `/unregister`, `/workers`: who is there.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use axum::Json;
@@ -341,11 +342,12 @@ struct ListenerOut<'a> {
     endpoint: Option<&'a str>,
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_error: Option<&'static str>,
+    last_error: Option<Cow<'static, str>>,
     replay_endpoint: Option<&'a str>,
     local_rank: Option<u32>,
     trust: &'static str,
     may_err: &'static [&'static str],
+    reasons: Vec<&'static str>,
     age_ms: Option<u64>,
 }
 
@@ -409,10 +411,11 @@ impl<'a> WorkerOut<'a> {
 fn listener(rank: &RankView, now: Moment) -> ListenerOut<'_> {
     let trust = rank.status.trust();
     let connected = rank.status.report().connected;
+    let told = rank.status.last_error().map(|why| Cow::Owned(why.as_ref().clone()));
     let (status, last_error) = match trust {
-        Trust::Silent => ("failed", Some("nothing is heard from the rank")),
+        Trust::Silent => ("failed", Some(told.unwrap_or(Cow::Borrowed("nobody answers at the endpoint")))),
         _ if connected || !rank.plan.publishes => ("active", None),
-        _ => ("pending", None),
+        _ => ("pending", told),
     };
     ListenerOut {
         endpoint: rank.plan.events.as_ref().map(|at| at.address()),
@@ -422,6 +425,7 @@ fn listener(rank: &RankView, now: Moment) -> ListenerOut<'_> {
         local_rank: rank.plan.local.map(|local| local.0),
         trust: trust.name(),
         may_err: trust.may_err(),
+        reasons: rank.status.reasons().names().collect(),
         age_ms: age_ms(now, rank),
     }
 }

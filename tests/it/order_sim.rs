@@ -400,6 +400,10 @@ impl World {
     fn step(&mut self, act: impl FnOnce(&mut Sequencer, Moment, &mut Vec<Step>)) {
         let mut out = Vec::new();
         act(&mut self.stream, self.now, &mut out);
+        if std::env::var_os("RANKWISE_SEED").is_some() {
+            let (lives, truth) = (self.lives.len(), self.lives[self.lives.len() - 1].len());
+            println!("{:?} life {lives} of {truth}: {out:?} {:?}", self.now, self.stream.reasons());
+        }
         for step in out {
             match step {
                 Step::Apply(batch) => self.apply(&batch),
@@ -530,8 +534,12 @@ impl World {
         if !matches!(trust, Trust::Live | Trust::Partial(_)) {
             return self.fault(format!("{trust:?} {when}, when all is said: {:?}", self.stream.reasons()));
         }
-        let truth = self.truth_at(self.lives.len() - 1, u64::MAX);
-        if !self.mixed || self.climate.has_replay {
+        let life = self.lives.len() - 1;
+        let truth = self.truth_at(life, u64::MAX);
+        // Without history, what an idle engine's socket dropped at the end shows with its next number only.
+        let tail = self.lives[life].last().map(|batch| (life, batch.seq.0));
+        let knowable = self.climate.has_replay || (!self.mixed && (tail.is_none() || tail == self.last));
+        if knowable {
             self.compare(&truth, when);
         }
     }
@@ -599,11 +607,20 @@ fn run_all(
 /// Enough that each rule meets each climate; they take a second or two.
 const HISTORIES: u64 = 8_000;
 
+/// `RANKWISE_HISTORIES` asks for more; `RANKWISE_SEED` tells one history step by step.
+fn histories() -> u64 {
+    std::env::var("RANKWISE_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(HISTORIES)
+}
+
 /// E2, E3, E4, E5, E7: whatever happens, `live` is the truth, `may_miss` never over-credits, numbers ascend,
 /// nothing late is applied, what waits is bounded, and what can be had again is had again.
 #[test]
 fn e2_e3_e4_e5_e7_random_histories_are_told_truly() {
-    let (seen, faults) = run_all(0..HISTORIES, |trust| trust);
+    let seeds = match std::env::var("RANKWISE_SEED").ok().and_then(|seed| seed.parse::<u64>().ok()) {
+        Some(seed) => seed..seed + 1,
+        None => 0..histories(),
+    };
+    let (seen, faults) = run_all(seeds, |trust| trust);
     println!("{seen:?}");
     assert!(
         faults.is_empty(),

@@ -67,21 +67,22 @@ impl Quiet {
     pub(super) fn heard(&mut self, now: Moment, bytes: usize) -> Option<ReplayId> {
         self.failures = 0;
         let wait = if bytes > LARGE_BATCH { self.config.max_interval } else { self.config.interval };
-        if self.look_at.is_some() && wait < self.wait {
+        let ended = self.request();
+        let open = matches!(self.stage, Stage::Asked { .. } | Stage::Trying { .. });
+        if open {
+            self.stage = Stage::Idle;
+        }
+        if open || (self.look_at.is_some() && wait < self.wait) {
             self.look_after(now, wait);
         }
         self.wait = wait;
-        match self.stage {
-            Stage::Asked { request, .. } => {
-                self.stage = Stage::Idle;
-                Some(request)
-            }
-            Stage::Trying { .. } => {
-                self.stage = Stage::Idle;
-                None
-            }
-            Stage::Idle | Stage::Behind { .. } => None,
-        }
+        ended
+    }
+
+    /// The question is dropped. The next tick says when to ask again.
+    pub(super) fn drop_question(&mut self) {
+        self.stage = Stage::Idle;
+        self.look_at = Some(Moment::default());
     }
 
     /// Whether the rank is to be asked now; if not, when to look again is noted.

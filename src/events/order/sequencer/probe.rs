@@ -24,7 +24,7 @@ impl Sequencer {
         let Some(quiet) = &mut self.quiet else { return };
         out.extend(quiet.request().map(|request| Step::CancelReplay { request }));
         if connected && quiet.request().is_some() {
-            quiet.stage = Stage::Idle;
+            quiet.drop_question();
         } else if !connected {
             quiet.end();
         }
@@ -139,7 +139,7 @@ impl Sequencer {
     pub(super) fn probe_unanswered(&mut self, now: Moment, out: &mut Vec<Step>) {
         self.counters.probes_failed += 1;
         let Some(quiet) = &mut self.quiet else { return };
-        quiet.stage = Stage::Idle;
+        quiet.drop_question();
         if quiet.failed() {
             return self.probe(now, out);
         }
