@@ -115,9 +115,7 @@ impl StreamEvent {
             Self::Refused => Input::Refused { source },
             Self::Unreachable { why } => Input::Unreachable { source, why },
             Self::TooLarge => Input::TooLarge { source },
-            Self::Tried { request, reached } => {
-                Input::Tried { source, request: *request, reached: *reached }
-            }
+            Self::Tried { request, reached } => Input::Tried { source, request: *request, reached: *reached },
             Self::Message(frames) => Input::Frames { source, frames },
             Self::ReplayAsked { request } => Input::ReplayAsked { source, request: *request },
             Self::ReplayMessage { request, frames } => Input::Replay { source, request: *request, frames },

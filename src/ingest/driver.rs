@@ -12,8 +12,8 @@ use tracing::{info, warn};
 
 use super::dial::shakes_hands;
 use super::{
-    Closed, ReplayConfig, ReplayFailure, ReplayHandle, Sink, StreamEvent, SubscriberConfig, SubscriberHandle, spawn_replay,
-    spawn_subscriber,
+    Closed, ReplayConfig, ReplayFailure, ReplayHandle, Sink, StreamEvent, SubscriberConfig, SubscriberHandle,
+    spawn_replay, spawn_subscriber,
 };
 use crate::events::order::ReplayId;
 use crate::fleet::Endpoint;
@@ -270,7 +270,9 @@ impl Driver {
                     }
                 }
             }
-            Action::TryConnection { source, endpoint, request } => self.try_connection(source, &endpoint, request),
+            Action::TryConnection { source, endpoint, request } => {
+                self.try_connection(source, &endpoint, request)
+            }
             Action::Reconnect { source } => {
                 if let Some(subscriber) = self.subscribers.get(&source) {
                     subscriber.redial();

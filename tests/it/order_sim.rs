@@ -538,7 +538,8 @@ impl World {
         let truth = self.truth_at(life, u64::MAX);
         // Without history, what an idle engine's socket dropped at the end shows with its next number only.
         let tail = self.lives[life].last().map(|batch| (life, batch.seq.0));
-        let knowable = self.climate.has_replay || (!self.mixed && (tail.is_none() || tail == self.last));
+        let seen_whole = self.climate.has_replay && !(self.climate.racing && self.mixed);
+        let knowable = seen_whole || (!self.mixed && (tail.is_none() || tail == self.last));
         if knowable {
             self.compare(&truth, when);
         }

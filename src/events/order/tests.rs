@@ -1346,7 +1346,11 @@ fn e9_without_a_replay_endpoint() {
     assert_eq!(rig.pass(FIVE), [Try]);
     let tried = rig.asked.unwrap();
     rig.run(|stream, now, out| stream.on_tried(now, tried, true, out));
-    assert_eq!(rig.stream.reasons(), Reasons::from_iter([Reason::Unproven]), "our own connection may be dead");
+    assert_eq!(
+        rig.stream.reasons(),
+        Reasons::from_iter([Reason::Unproven]),
+        "our own connection may be dead"
+    );
     rig.live(3);
     assert_eq!(rig.trust(), Trust::Live);
 

@@ -115,7 +115,8 @@ impl Sequencer {
             self.release(held, out);
         }
         let replayed = self.repair.as_ref().and_then(Repair::highest);
-        let highest = replayed.max(self.live_high.map(|(high, _)| high)).filter(|&high| Some(high) > self.watermark);
+        let highest =
+            replayed.max(self.live_high.map(|(high, _)| high)).filter(|&high| Some(high) > self.watermark);
         if let Some(highest) = highest {
             let from = EventSeq(self.expected());
             let lost = (highest.0 - from.0).saturating_add(1);
