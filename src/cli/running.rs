@@ -112,7 +112,9 @@ impl Running {
         let view = self.node.view();
         let clock = self.node.clock();
         let Telemetry { asked, published, config } = telemetry;
-        let feeds = Feeds::start(&handle, view, move || clock.now(), asked, &config, |_| ())?;
+        let control = self.node.control();
+        let emptied = move |rank| control.slept(rank);
+        let feeds = Feeds::start(&handle, view, move || clock.now(), asked, &config, emptied)?;
         let sink = LoadTableSink::new(view.clone(), move || clock.now());
         let sockets = LoadStatFeed::start(&handle, view.clone(), published, sink, LoadStatConfig::default());
         self.feeds = Some((feeds, sockets));

@@ -159,6 +159,11 @@ pub enum Input<'a> {
         /// Whether it shook hands.
         reached: bool,
     },
+    /// The engine has fallen into a sleep that takes its device cache.
+    Slept {
+        /// Whose.
+        source: SourceId,
+    },
     /// Nothing but that time has passed.
     Tick,
 }
@@ -175,7 +180,8 @@ impl Input<'_> {
             | Self::Frames { source, .. }
             | Self::ReplayAsked { source, .. }
             | Self::Replay { source, .. }
-            | Self::ReplayFailed { source, .. } => Some(source),
+            | Self::ReplayFailed { source, .. }
+            | Self::Slept { source } => Some(source),
             Self::Tick => None,
         }
     }
@@ -620,6 +626,7 @@ impl Stream {
             Input::ReplayAsked { request, .. } => self.sequencer.on_replay_asked(now, request),
             Input::Replay { request, frames, .. } => self.on_replay(now, request, frames, steps),
             Input::ReplayFailed { request, .. } => self.sequencer.on_replay_failed(now, request, steps),
+            Input::Slept { .. } => self.on_slept(section),
             Input::Tick => self.sequencer.on_tick(now, steps),
         }
         for step in steps.drain(..) {

@@ -241,6 +241,12 @@ impl Stream {
         ours
     }
 
+    /// What the device held is gone with the engine's sleep, and no event says so.
+    pub(super) fn on_slept(&mut self, section: &mut WriteSection<'_>) {
+        self.counters.clears += 1;
+        section.clear_tier(self.slot, Tier::Device);
+    }
+
     /// Applies one batch: what cannot be used is counted and does not stop the rest.
     pub(super) fn apply(
         &mut self,

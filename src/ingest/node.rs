@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use super::{Clock, DriverConfig, drive, prepare};
 use crate::fleet::{Change, DeclareError, WorkerSpec};
 use crate::ids::{Moment, RankKey, WorkerId};
-use crate::indexer::{Action, Config, Indexer, View};
+use crate::indexer::{Action, Config, Indexer, Input, View};
 use crate::pump::{self, Gone, PumpSender};
 
 /// Settings of a node.
@@ -140,6 +140,17 @@ impl NodeControl {
     /// [`Gone`] when the node has ended.
     pub async fn withdraw(&self, worker: WorkerId) -> Result<Option<Change>, Gone> {
         self.ask(move |indexer, now, actions| indexer.withdraw_worker(now, &worker, actions)).await
+    }
+
+    /// The engine of `rank` has fallen into a sleep that takes its device cache. Does not wait; a rank that is
+    /// gone meanwhile has nothing to lose.
+    pub fn slept(&self, rank: RankKey) {
+        // When the node has ended there is no cache either.
+        let _ = self.pump.call(move |indexer, now, actions| {
+            if let Some(source) = indexer.source(&rank) {
+                indexer.handle(now, Input::Slept { source }, actions);
+            }
+        });
     }
 
     /// Lets `pattern`, which ends in `/`, stand for the pool of `model`; `false` if it cannot.

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::fleet::{Capacity, Provenance};
+use crate::fleet::{Capacity, Provenance, Role};
 use crate::ids::RankKey;
 
 /// What is known of one rank's room.
@@ -17,6 +17,14 @@ pub struct Room {
     pub capacity: Capacity,
     /// Blocks in use; `None` is unknown.
     pub used: Option<f64>,
+    /// Requests on it; `None` is unknown.
+    pub requests: Option<u64>,
+    /// Requests that it runs at once, as declared or as its engine says; `None` is unknown.
+    pub request_limit: Option<u64>,
+    /// What its worker is for.
+    pub role: Role,
+    /// Whether it could serve now: it is neither silent nor asleep.
+    pub serves: bool,
 }
 
 /// Whether a worker can be drained: whether what it holds would fit into the free blocks of the other ranks
@@ -37,6 +45,15 @@ pub enum Drain {
         /// Blocks that the others have free.
         free: f64,
     },
+    /// It cannot: the others run as many requests as they may.
+    NoPlaces {
+        /// Requests on the worker.
+        needed: u64,
+        /// Requests that the others could take.
+        free: u64,
+    },
+    /// It cannot: it is the last one of its pool that can serve what it serves.
+    Last,
     /// Some figure is missing or not exact.
     CannotTell {
         /// Every reason, by rank.
@@ -81,8 +98,16 @@ impl fmt::Display for Doubt {
 impl Drain {
     /// The answer for a worker with the ranks `own`, whose pool has the other ranks `others`.
     ///
-    /// Enough exact room on some ranks is a yes, whatever is unknown of the rest.
+    /// Enough exact room on some ranks is a yes, whatever is unknown of the rest. Ranks that cannot serve have
+    /// no room.
     pub fn of(own: &[Room], others: &[Room]) -> Self {
+        let others: Vec<&Room> = others.iter().filter(|room| room.serves).collect();
+        if !covered(own, &others) {
+            return Self::Last;
+        }
+        if let Some((needed, free)) = places(own, &others).filter(|(needed, free)| needed > free) {
+            return Self::NoPlaces { needed, free };
+        }
         let mut because = Vec::new();
         let mut needed = 0.0;
         for room in own {
@@ -110,10 +135,25 @@ impl Drain {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Yes { .. } => "yes",
-            Self::No { .. } => "no",
+            Self::No { .. } | Self::NoPlaces { .. } | Self::Last => "no",
             Self::CannotTell { .. } => "cannot_tell",
         }
     }
+}
+
+/// Whether others can do everything that this worker is for.
+fn covered(own: &[Room], others: &[&Room]) -> bool {
+    [Role::Prefill, Role::Decode]
+        .into_iter()
+        .filter(|&role| own.iter().any(|room| room.role.serves(Some(role))))
+        .all(|role| others.iter().any(|room| room.role.serves(Some(role))))
+}
+
+/// Requests of the worker, and how many the others could take; `None` if a figure is missing.
+fn places(own: &[Room], others: &[&Room]) -> Option<(u64, u64)> {
+    let needed = own.iter().map(|room| room.requests).sum::<Option<u64>>()?;
+    let free = |room: &&Room| Some(room.request_limit?.saturating_sub(room.requests?));
+    Some((needed, others.iter().map(free).sum::<Option<u64>>()?))
 }
 
 impl Room {
@@ -135,7 +175,15 @@ mod tests {
     use super::*;
 
     fn room(worker: &str, provenance: Provenance, blocks: u64, used: Option<f64>) -> Room {
-        Room { rank: RankKey::new(worker, 0), capacity: Capacity::Known { blocks, provenance }, used }
+        Room {
+            rank: RankKey::new(worker, 0),
+            capacity: Capacity::Known { blocks, provenance },
+            used,
+            requests: None,
+            request_limit: None,
+            role: Role::Both,
+            serves: true,
+        }
     }
 
     /// L13: exact figures say yes or no.
@@ -146,6 +194,29 @@ mod tests {
         assert_eq!(Drain::of(&own, &others(60.0)), Drain::Yes { needed: 40.0, free: 40.0 });
         assert_eq!(Drain::of(&own, &others(61.0)), Drain::No { needed: 40.0, free: 39.0 });
         assert_eq!(Drain::of(&own, &[]).name(), "no");
+    }
+
+    /// L17: never the last one that can serve, whatever the figures are; and requests need a place, too.
+    #[test]
+    fn the_last_one_is_never_drained() {
+        let own = [room("a", Provenance::Exact, 100, Some(0.0))];
+        let other = room("b", Provenance::Exact, 100, Some(0.0));
+        assert_eq!(Drain::of(&own, &[]), Drain::Last);
+        let silent = Room { serves: false, ..other.clone() };
+        assert_eq!(Drain::of(&own, std::slice::from_ref(&silent)), Drain::Last);
+        let prefill = Room { role: Role::Prefill, ..other.clone() };
+        let decode = Room { role: Role::Decode, ..other.clone() };
+        assert_eq!(Drain::of(&own, std::slice::from_ref(&prefill)), Drain::Last);
+        assert_eq!(Drain::of(&own, &[prefill.clone(), decode]).name(), "yes");
+        assert_eq!(Drain::of(&[Room { role: Role::Prefill, ..own[0].clone() }], &[prefill]).name(), "yes");
+        let busy = [Room { requests: Some(5), ..own[0].clone() }];
+        let limited = |is| [Room { requests: Some(is), request_limit: Some(8), ..other.clone() }];
+        assert_eq!(Drain::of(&busy, &limited(3)).name(), "yes");
+        assert_eq!(Drain::of(&busy, &limited(4)), Drain::NoPlaces { needed: 5, free: 4 });
+        // Room that is silent is none.
+        let need = [room("a", Provenance::Exact, 100, Some(40.0))];
+        let little = room("c", Provenance::Exact, 10, Some(0.0));
+        assert_eq!(Drain::of(&need, &[silent, little]).name(), "no");
     }
 
     /// L13: an estimate never becomes a hard limit.

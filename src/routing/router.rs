@@ -283,8 +283,12 @@ impl Router {
 
     /// A rank's load as a decision would see it.
     pub fn load(&self, now: Moment, loads: &LoadTable, pool: &PoolView, rank: &RankKey) -> RankLoadView {
-        let capacity = self.view.fleet().declared().capacity_blocks(rank);
-        loads.load(now, rank, pool.block_size, capacity.exact())
+        let worker = pool.worker(&rank.worker);
+        let view = worker.and_then(|worker| {
+            let rank = worker.ranks.iter().find(|view| view.plan.rank == *rank)?;
+            Some(pool.capacity_of(worker, rank, loads))
+        });
+        loads.load(now, rank, pool.block_size, view.and_then(Capacity::exact))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::ids::{Moment, WorkerId};
 use crate::indexer::{PoolView, RankView, WorkerView};
 use crate::load::LoadTable;
 use crate::routing::{Drain, Room};
+use crate::trust::Trust;
 
 /// A capacity with its unit and where it comes from; `null` blocks are unknown, neither 0 nor without limit.
 #[derive(Serialize)]
@@ -52,7 +53,31 @@ struct WorkerCapacityOut<'a> {
     worker_shared: CapacityOut,
     /// What one number for all of them has to be where they differ.
     smallest: CapacityOut,
+    /// As declared: a rank that runs as many is no candidate.
     request_limit: BTreeMap<u32, Option<u64>>,
+    /// By the engines' own word, whatever was declared.
+    reported: BTreeMap<u32, ReportedOut>,
+}
+
+/// What an engine says of one rank; `null` is that it never said so.
+#[derive(Serialize)]
+struct ReportedOut {
+    blocks: Option<u64>,
+    divided: bool,
+    request_limit: Option<u64>,
+}
+
+/// The one number that stands for all ranks: the smallest; unknown if any is.
+fn smallest(ranks: impl Iterator<Item = Capacity>) -> Capacity {
+    let mut least = Capacity::Unknown;
+    for capacity in ranks {
+        match (capacity.blocks(), least.blocks()) {
+            (None, _) => return Capacity::Unknown,
+            (Some(blocks), Some(known)) if blocks >= known => {}
+            _ => least = capacity,
+        }
+    }
+    least
 }
 
 /// `GET /capacity`: every worker's, per rank.
@@ -63,6 +88,7 @@ pub(super) async fn list<C: Control>(
     let filter = filter.read()?;
     let fleet = state.view().fleet();
     let declared = fleet.declared();
+    let loads = state.view().loads().lock();
     let worker_out = |pool: &'_ PoolView, worker: &'_ WorkerView| -> serde_json::Value {
         let block_size = pool.block_size.get();
         let id = &worker.spec.worker;
@@ -74,15 +100,22 @@ pub(super) async fn list<C: Control>(
             ranks: worker
                 .ranks
                 .iter()
-                .map(|rank| (rank.plan.rank.dp_rank.0, CapacityOut::of(rank.capacity, block_size)))
+                .map(|rank| {
+                    let capacity = pool.capacity_of(worker, rank, &loads);
+                    (rank.plan.rank.dp_rank.0, CapacityOut::of(capacity, block_size))
+                })
                 .collect(),
             worker_shared: CapacityOut::of(worker.shared_capacity, block_size),
-            smallest: CapacityOut::of(declared.smallest_capacity(id), block_size),
+            smallest: CapacityOut::of(
+                smallest(worker.ranks.iter().map(|rank| pool.capacity_of(worker, rank, &loads))),
+                block_size,
+            ),
             request_limit: worker
                 .ranks
                 .iter()
                 .map(|rank| (rank.plan.rank.dp_rank.0, declared.request_limit(&rank.plan.rank)))
                 .collect(),
+            reported: worker.ranks.iter().map(|rank| reported(pool, rank, &loads)).collect(),
         };
         json!(out)
     };
@@ -91,6 +124,7 @@ pub(super) async fn list<C: Control>(
         .filter(|pool| filter.admits(&pool.key))
         .flat_map(|pool| {
             let workers = pool.workers.iter().filter(|worker| filter.admits_worker(worker));
+            let worker_out = &worker_out;
             workers.map(move |worker| worker_out(pool, worker))
         })
         .collect();
@@ -113,7 +147,7 @@ pub(super) async fn drain_check<C: Control>(
     {
         let loads = state.view().loads().lock();
         for (worker, rank) in pool.ranks() {
-            let room = room(pool, rank, &loads, now);
+            let room = room(pool, worker, rank, &loads, now);
             if worker.spec.worker == id { own.push(room) } else { others.push(room) }
         }
     }
@@ -121,6 +155,12 @@ pub(super) async fn drain_check<C: Control>(
     let body = match &drain {
         Drain::Yes { needed, free } | Drain::No { needed, free } => {
             json!({ "drain": drain.name(), "needed_blocks": needed, "free_blocks": free })
+        }
+        Drain::NoPlaces { needed, free } => {
+            json!({ "drain": drain.name(), "needed_requests": needed, "free_requests": free })
+        }
+        Drain::Last => {
+            json!({ "drain": drain.name(), "because": ["no other worker of its pool can serve what it serves"] })
         }
         Drain::CannotTell { because } => {
             let because: Vec<String> = because.iter().map(ToString::to_string).collect();
@@ -130,9 +170,28 @@ pub(super) async fn drain_check<C: Control>(
     Ok(Json(body).into_response())
 }
 
-fn room(pool: &PoolView, rank: &RankView, loads: &LoadTable, now: Moment) -> Room {
+fn reported(pool: &PoolView, rank: &RankView, loads: &LoadTable) -> (u32, ReportedOut) {
     let key = &rank.plan.rank;
-    let capacity = rank.capacity;
-    let used = loads.load(now, key, pool.block_size, capacity.exact()).used_blocks();
-    Room { rank: key.clone(), capacity, used }
+    let capacity = loads.reported_capacity(key, pool.block_size);
+    let out = ReportedOut {
+        blocks: capacity.map(|capacity| capacity.blocks),
+        divided: capacity.is_some_and(|capacity| capacity.divided),
+        request_limit: loads.reported_request_limit(key),
+    };
+    (key.dp_rank.0, out)
+}
+
+fn room(pool: &PoolView, worker: &WorkerView, rank: &RankView, loads: &LoadTable, now: Moment) -> Room {
+    let key = &rank.plan.rank;
+    let capacity = pool.capacity_of(worker, rank, loads);
+    let load = loads.load(now, key, pool.block_size, capacity.exact());
+    Room {
+        rank: key.clone(),
+        capacity,
+        used: load.used_blocks(),
+        requests: load.requests(),
+        request_limit: rank.request_limit.or_else(|| loads.reported_request_limit(key)),
+        role: worker.spec.role,
+        serves: rank.status.trust() != Trust::Silent && !loads.is_asleep(now, key),
+    }
 }

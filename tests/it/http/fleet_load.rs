@@ -92,6 +92,70 @@ async fn the_drain_question_is_answered_from_exact_figures() {
     service.stop().await;
 }
 
+/// L17: what engines report of themselves acts where nothing was declared, and binds where it is smaller; a
+/// declared limit of requests excludes, an estimate never does, and the last worker is never drained.
+#[tokio::test]
+async fn reported_capacity_acts() {
+    let service = Service::start().await;
+    declare(&service, "a", 0, json!({ "max_running_requests": 2 })).await;
+    declare(&service, "b", 2, json!({ "capacity": { "scope": "per_rank", "blocks": 3 }, "estimated": true }))
+        .await;
+    let idle = |tokens: u64| {
+        json!({ "num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": 16, "max_total_num_tokens": tokens,
+                "max_running_requests": 7 })
+    };
+    report(&service, "a", json!({ "0": idle(160), "1": idle(64) })).await;
+    report(&service, "b", json!({ "2": { "decode_blocks": 90 } })).await;
+    let workers = service.get("/capacity").await.expect(200);
+    assert_eq!(workers[0]["ranks"]["0"], json!({ "blocks": 10, "tokens": 160, "provenance": "exact" }));
+    assert_eq!(workers[0]["smallest"]["blocks"], 4);
+    assert_eq!(workers[0]["reported"]["0"], json!({ "blocks": 10, "divided": false, "request_limit": 7 }));
+    assert_eq!(workers[0]["request_limit"]["0"], 2, "a declared limit is the one that binds");
+    assert_eq!(workers[1]["ranks"]["2"]["provenance"], "estimated");
+    // Six blocks: too large for rank 1; rank 0 takes one more request, and is full then.
+    let six: Vec<u32> = (0..96).collect();
+    let select = |id: &str| {
+        let body = json!({ "token_ids": six, "allowed_worker_ids": ["a"], "selection_id": id });
+        service.post("/select_and_reserve", body)
+    };
+    assert_eq!(select("one").await.expect(200)["dp_rank"], 0);
+    select("two").await.expect(429);
+    // What b declared is an estimate: it neither excludes b nor lets a be drained.
+    let b =
+        service.post("/select", json!({ "token_ids": six, "allowed_worker_ids": ["b"] })).await.expect(200);
+    assert_eq!(b["dp_rank"], 2);
+    assert_eq!(service.get("/workers/a/drain-check").await.expect(200)["drain"], "cannot_tell");
+    service.call("DELETE", "/workers/b", None).await.expect(200);
+    let last = service.get("/workers/a/drain-check").await.expect(200);
+    assert_eq!(last["drain"], "no", "{last}");
+    service.stop().await;
+}
+
+/// L19: equal rank numbers of two workers are never merged; aggregates can be read, and are no rank's.
+#[tokio::test]
+async fn equal_ranks_of_two_workers_are_told_apart() {
+    let service = Service::start().await;
+    declare(&service, "a", 0, json!({})).await;
+    let at = json!({ "0": "tcp://10.0.0.2:6000", "1": "tcp://10.0.0.2:6001" });
+    declare(&service, "b", 0, json!({ "kv_events_endpoints": at })).await;
+    report(&service, "a", json!({ "0": { "num_running_reqs": 3 } })).await;
+    let body = json!({ "worker_id": "b", "ranks": { "0": { "num_running_reqs": 4 } }, "aggregate": { "num_running_reqs": 9 } });
+    service.post("/loads", body).await.expect(200);
+    let all = service.get("/v1/loads").await.expect(200);
+    assert_eq!(ranks_of(&all), [("a".to_owned(), 0), ("b".to_owned(), 0)]);
+    assert_eq!(
+        (&all["aggregates"][0]["worker"], &all["aggregates"][0]["num_running_reqs"]),
+        (&json!("b"), &json!(9))
+    );
+    service.get("/v1/loads?dp_rank=0").await.problem(400, Some("dp_rank"));
+    let one = service.get("/v1/loads?dp_rank=0&worker=b").await.expect(200);
+    assert_eq!(
+        (ranks_of(&one), &one["loads"][0]["num_running_reqs"]),
+        (vec![("b".to_owned(), 0)], &json!(4))
+    );
+    service.stop().await;
+}
+
 /// S1, R1: two workers of four ranks each, idle, and a request of 12.25 blocks: eight times 24.250, and 12.250
 /// for the rank that holds the prefix when it comes again.
 #[tokio::test]

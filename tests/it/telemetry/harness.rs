@@ -46,9 +46,15 @@ impl Site {
     }
 
     pub async fn declare(&self, id: &str, start: u32, size: u32) {
+        self.declare_with(id, start, size, |_| ()).await;
+    }
+
+    pub async fn declare_with(&self, id: &str, start: u32, size: u32, more: impl FnOnce(&mut WorkerSpec)) {
         let ranks = Ranks::range(start, size).unwrap();
         let block_size = BlockSize::new(16).unwrap();
-        let spec = WorkerSpec::new(id, PoolKey::new("m", None), block_size, ranks).events(EventsFrom::None);
+        let mut spec =
+            WorkerSpec::new(id, PoolKey::new("m", None), block_size, ranks).events(EventsFrom::None);
+        more(&mut spec);
         self.node.control().declare(spec).await.unwrap().unwrap();
     }
 

@@ -28,6 +28,8 @@ pub enum Reply {
     Silence,
     /// The connection is closed at once.
     HangUp,
+    /// 200 and this body, after a while.
+    Slow(std::time::Duration, String),
 }
 
 impl Reply {
@@ -123,6 +125,10 @@ async fn answer(
         Reply::Half(body) => (200, body[..body.len() / 2].to_owned(), body.len()),
         Reply::Silence => std::future::pending().await,
         Reply::HangUp => return None,
+        Reply::Slow(wait, body) => {
+            tokio::time::sleep(wait).await;
+            (200, body.clone(), body.len())
+        }
     };
     let head = format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
     stream.write_all(format!("{head}{body}").as_bytes()).await.ok()?;

@@ -367,3 +367,75 @@ async fn we_answer_get_loads_by_the_same_rules() {
     assert_eq!(nobody.code(), Code::InvalidArgument);
     task.abort();
 }
+
+/// L20: whoever is declared at run time with a place to ask is asked, a change of it is followed, and one that
+/// goes is asked no more. L18: equal series of TP ranks are one report.
+#[tokio::test]
+async fn feeds_follow_the_fleet() {
+    let series = |rank: u32, running: u32| {
+        format!(
+            "sglang_num_running_reqs{{dp_rank=\"{rank}\",tp_rank=\"0\"}} {running}\n\
+                 sglang_num_running_reqs{{dp_rank=\"{rank}\",tp_rank=\"1\"}} {running}\n"
+        )
+    };
+    let one = WebServer::start(&[(METRICS, Reply::ok(series(0, 3) + &series(1, 4)))]).await;
+    let two = WebServer::start(&[(V1_LOADS, Reply::ok(loads(0..2)))]).await;
+    let site = Site::of(&[]).await.asking(&[], &quick());
+    assert!(site.feeds.as_ref().unwrap().status().is_empty());
+    site.declare_with("w", 0, 2, |spec| spec.loads = Some(one.url())).await;
+    until("the first is asked", || site.running("w", 0..2) == [Some(3), Some(4)]).await;
+    site.declare_with("w", 0, 2, |spec| spec.loads = Some(two.url())).await;
+    until("the second is asked", || site.running("w", 0..2) == [Some(10), Some(11)]).await;
+    until("the first is not", || site.feeds.as_ref().unwrap().status().len() == 1).await;
+    site.withdraw("w").await;
+    until("nobody is", || site.feeds.as_ref().unwrap().status().is_empty()).await;
+}
+
+/// S5: an engine that sleeps says so in its metrics (vLLM) or by `/ready` (SGLang), and all its ranks are asleep
+/// until it wakes.
+#[tokio::test]
+async fn a_sleeping_engine_is_asleep() {
+    let vllm_says = |awake: u8| {
+        Reply::ok(format!(
+            "vllm:num_requests_running{{engine=\"0\"}} 0\n\
+             vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"awake\"}} {awake}\n\
+             vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"discard_all\"}} {}\n",
+            1 - awake
+        ))
+    };
+    let vllm = WebServer::start(&[(METRICS, vllm_says(1))]).await;
+    let sglang = WebServer::start(&[(V1_LOADS, Reply::ok(loads(0..1))), ("/ready", Reply::ok("{}"))]).await;
+    let site = Site::of(&[("v", 0, 1), ("s", 0, 1)]).await;
+    let site = site.asking(&[("v", vllm.url()), ("s", sglang.url())], &quick());
+    let asleep = |worker: &str| {
+        let now = site.node.control().now();
+        site.node.view().loads().lock().is_asleep(now, &rankwise::ids::RankKey::new(worker, 0))
+    };
+    until("both are known", || site.running("v", 0..1) == [Some(0)] && site.running("s", 0..1) == [Some(10)])
+        .await;
+    assert!(!asleep("v") && !asleep("s"));
+    vllm.set(METRICS, vllm_says(0));
+    sglang.set("/ready", Reply::Status(503, "{}".into()));
+    until("both sleep", || asleep("v") && asleep("s")).await;
+    vllm.set(METRICS, vllm_says(1));
+    sglang.set("/ready", Reply::ok("{}"));
+    until("both are awake", || !asleep("v") && !asleep("s")).await;
+    assert_eq!(site.counts().refused_entries, 0);
+}
+
+/// L18: an answer that took its time is as old as the question, or as its own timestamp within that time.
+#[tokio::test]
+async fn a_slow_answer_is_as_old_as_its_question() {
+    let server =
+        WebServer::start(&[(V1_LOADS, Reply::Slow(std::time::Duration::from_millis(200), loads(0..1)))])
+            .await;
+    let mut config = quick();
+    config.probe.interval = NEVER;
+    config.fetch.timeout = std::time::Duration::from_secs(5);
+    let site = Site::of(&[("w", 0, 1)]).await.asking(&[("w", server.url())], &config);
+    until("the answer is in", || site.outcomes("answered") == 1).await;
+    let now = site.node.control().now();
+    let key = rankwise::ids::RankKey::new("w", 0);
+    let age = site.node.view().loads().lock().newest(now, &key).unwrap().1;
+    assert!(age >= std::time::Duration::from_millis(200), "{age:?}");
+}
