@@ -151,7 +151,7 @@ mod tests {
     fn stored(lora: Option<&str>, parent: bool, extra_keys: Vec<Vec<ExtraKey>>) -> BlockStored {
         BlockStored {
             block_hashes: Vec::new(),
-            parent_block_hash: parent.then_some(crate::block::BlockHash::Int(1)),
+            parent_block_hash: parent.then_some(BlockHash::Int(1)),
             tokens: EventTokens::Ids(Vec::new()),
             block_size: 16,
             lora_id: lora.map(|_| 7),
