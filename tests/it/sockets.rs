@@ -204,7 +204,8 @@ async fn a_mute_peer_costs_one_attempt_at_a_time() {
         let endpoint = peer.endpoint.clone();
         let subscriber = subscribe(&endpoint, &sink);
         until("two attempts have failed", || subscriber.stats().failures >= 2).await;
-        assert_eq!(sink.len(), 0, "neither connected nor refused");
+        let told = sink.events_of(SOURCE);
+        assert!(told.iter().all(|event| matches!(event, StreamEvent::Unreachable { .. })), "{told:?}");
         peer.stop().await;
         let _good = expect_flow(&endpoint, &sink).await;
     }
@@ -472,7 +473,7 @@ async fn history_is_replayed_in_both_framings() {
         assert_eq!(events[0], StreamEvent::ReplayAsked { request: REQUEST });
         let StreamEvent::ReplayMessage { frames, .. } = &events[1] else { panic!("{:?}", events[1]) };
         let with_topic = usize::from(framing == ReplayFraming::WithTopic);
-        assert_eq!(frames.len(), 2 + with_topic, "{framing:?}: the delimiter is taken off");
+        assert_eq!(frames.len(), 3 + with_topic, "{framing:?}: as received");
         assert_eq!(sink.failure(SOURCE, REQUEST), None);
     }
 }
@@ -638,26 +639,31 @@ async fn dropping_a_replay_cancels_it_without_a_word() {
     assert_eq!(sink.failure(SOURCE, REQUEST), None);
 }
 
+/// E9: an endpoint that does not answer takes no place from others; answers take turns.
 #[tokio::test]
-async fn requests_wait_for_their_turn() {
+async fn answers_take_turns_and_mute_endpoints_delay_nobody() {
     let sink = Recorder::default();
     let one_at_a_time = ReplayConfig { dial: config().dial, ..ReplayConfig::with_slots(1) };
     let patient = ReplayConfig { idle_timeout: Duration::from_secs(60), ..one_at_a_time };
-    let (mut busy, mut next) = (Router::bind().await, Router::bind().await);
-    let first = replay(&busy.endpoint, 0, &sink, &patient);
+    let (mut mute, mut busy, mut next) = (Router::bind().await, Router::bind().await, Router::bind().await);
+    let ask = |endpoint: &str, request| {
+        spawn_replay(&Handle::current(), SOURCE, endpoint, request, EventSeq(1), sink.clone(), &patient).unwrap()
+    };
+    let _mute = ask(&mute.endpoint, ReplayId(4));
+    mute.request().await;
+    let first = ask(&busy.endpoint, ReplayId(5));
     busy.request().await;
-    let handle = Handle::current();
-    let second_request = ReplayId(4);
-    let second =
-        spawn_replay(&handle, SOURCE, &next.endpoint, second_request, EventSeq(1), sink.clone(), &patient)
-            .unwrap();
-    let asked = StreamEvent::ReplayAsked { request: second_request };
-    let early = tokio::time::timeout(Duration::from_millis(200), next.request()).await;
-    assert!(early.is_err() && sink.count(SOURCE, &asked) == 0, "there is one place only");
+    busy.batch(1).await;
+    until("the first is answered", || sink.answers(SOURCE, ReplayId(5)) == [1]).await;
+
+    let _second = ask(&next.endpoint, ReplayId(6));
+    next.request().await;
+    next.batch(1).await;
+    let asked = StreamEvent::ReplayAsked { request: ReplayId(6) };
+    until("the second says that it waits", || sink.count(SOURCE, &asked) >= 2).await;
+    assert!(sink.answers(SOURCE, ReplayId(6)).is_empty(), "there is one place only");
     drop(first);
-    assert_eq!(next.request().await, 1);
-    until("the second is asked", || sink.count(SOURCE, &asked) == 1).await;
-    drop(second);
+    until("the second has its turn", || sink.answers(SOURCE, ReplayId(6)) == [1]).await;
 }
 
 /// A publisher that is closed has handed over everything first, live and replayed; its ports are free.
