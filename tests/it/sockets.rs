@@ -647,7 +647,8 @@ async fn answers_take_turns_and_mute_endpoints_delay_nobody() {
     let patient = ReplayConfig { idle_timeout: Duration::from_secs(60), ..one_at_a_time };
     let (mut mute, mut busy, mut next) = (Router::bind().await, Router::bind().await, Router::bind().await);
     let ask = |endpoint: &str, request| {
-        spawn_replay(&Handle::current(), SOURCE, endpoint, request, EventSeq(1), sink.clone(), &patient).unwrap()
+        spawn_replay(&Handle::current(), SOURCE, endpoint, request, EventSeq(1), sink.clone(), &patient)
+            .unwrap()
     };
     let _mute = ask(&mute.endpoint, ReplayId(4));
     mute.request().await;
