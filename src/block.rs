@@ -275,14 +275,11 @@ impl Tier {
     pub fn from_medium(medium: Option<&str>) -> Self {
         let Some(medium) = medium else { return Self::Device };
         let is = |name: &&str| medium.eq_ignore_ascii_case(name);
-        if medium.is_empty() || ["GPU", "DEVICE"].iter().any(|name| is(name)) {
+        if medium.is_empty() || ["GPU", "DEVICE"].iter().any(is) {
             Self::Device
-        } else if ["CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED"].iter().any(|name| is(name)) {
+        } else if ["CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED"].iter().any(is) {
             Self::Host
-        } else if ["CPU_TIER2", "NVME", "FS", "OBJ", "STORAGE", "DISK", "EXTERNAL", "SHARED"]
-            .iter()
-            .any(|name| is(name))
-        {
+        } else if ["CPU_TIER2", "NVME", "FS", "OBJ", "STORAGE", "DISK", "EXTERNAL", "SHARED"].iter().any(is) {
             Self::Disk
         } else {
             Self::Other

@@ -330,7 +330,7 @@ impl<S: Surroundings> Pump<S> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use std::sync::atomic::AtomicU64;
 
     use super::*;

@@ -64,12 +64,12 @@ impl Announcer<'_> {
         }
         let mut stored = Stored::default();
         match plan.placing {
-            Placing::ByName => stored.nameless = self.store_by_name(request.names, plan),
-            Placing::ByTokens { .. } if self.append_to_tail(request, plan.layer) => return stored,
-            Placing::ByTokens { tokens_per_name } => {
+            Placing::Name => stored.nameless = self.store_by_name(request.names, plan),
+            Placing::Tokens { .. } if self.append_to_tail(request, plan.layer) => return stored,
+            Placing::Tokens { tokens_per_name } => {
                 self.store_chain(request, plan, tokens_per_name, false, &mut stored);
             }
-            Placing::ByNameThenTokens { tokens_per_name } => {
+            Placing::NameThenTokens { tokens_per_name } => {
                 self.store_chain(request, plan, tokens_per_name, true, &mut stored);
             }
         }

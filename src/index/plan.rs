@@ -22,11 +22,11 @@ pub(super) struct Plan {
 #[derive(Clone, Copy)]
 pub(super) enum Placing {
     /// The tokens say it: so many per name.
-    ByTokens { tokens_per_name: usize },
+    Tokens { tokens_per_name: usize },
     /// A name that the rank knows says it, else the tokens.
-    ByNameThenTokens { tokens_per_name: usize },
+    NameThenTokens { tokens_per_name: usize },
     /// Only a name that the rank knows can say it.
-    ByName,
+    Name,
 }
 
 impl Plan {
@@ -44,7 +44,7 @@ impl Plan {
         let lower = request.tier != Tier::Device;
         let in_chunks = rank.settings.host_chunk_blocks.filter(|_| lower).map_or(1, |blocks| blocks.get());
         let of_parts = if in_chunks > 1 { Shape::Part } else { Shape::Block };
-        let mut plan = Self { layer, placing: Placing::ByName, shape: of_parts, chunk_len: in_chunks, moves };
+        let mut plan = Self { layer, placing: Placing::Name, shape: of_parts, chunk_len: in_chunks, moves };
         if without_tokens {
             return Ok(plan);
         }
@@ -75,9 +75,9 @@ impl Plan {
         if lines_up && is_multiple && splittable {
             let tokens_per_name = request.block_size as usize;
             plan.placing = if is_full {
-                Placing::ByTokens { tokens_per_name }
+                Placing::Tokens { tokens_per_name }
             } else {
-                Placing::ByNameThenTokens { tokens_per_name }
+                Placing::NameThenTokens { tokens_per_name }
             };
         }
         Ok(plan)

@@ -96,7 +96,7 @@ impl Announcer<'_> {
 
     /// Makes chunks of the names of a store that were just announced.
     pub(super) fn form_chunks(&mut self, names: &[BlockHash], plan: &Plan) {
-        let is_placeholder = matches!(plan.placing, Placing::ByName);
+        let is_placeholder = matches!(plan.placing, Placing::Name);
         let of_each = plan.shape == Shape::Chunk
             || is_placeholder && (names.len() == 1 || self.are_ends_of_chunks(names));
         let names_per_chunk = if of_each { 1 } else { plan.chunk_len as usize };

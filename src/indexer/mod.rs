@@ -467,7 +467,7 @@ impl Indexer {
             },
             silent_after: self.config.silent_after,
             silence_grace: self.config.silence_grace,
-            probe: plan.publishes.then(|| ProbeConfig {
+            probe: plan.publishes.then_some(ProbeConfig {
                 interval: self.config.probe_interval,
                 max_interval: self.config.probe_max,
                 answer_timeout: self.config.probe_timeout,

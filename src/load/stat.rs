@@ -53,8 +53,8 @@ impl LoadStat {
         let mut from = rmp_serde::Deserializer::from_read_ref(payload);
         from.set_max_depth(MAX_DEPTH);
         match Wire::deserialize(&mut from) {
-            Ok(Wire::Stat(stat)) => Ok(stat),
-            Ok(Wire::OtherKind) => Err(LoadStatError::OtherKind),
+            Ok(Wire(Some(stat))) => Ok(stat),
+            Ok(Wire(None)) => Err(LoadStatError::OtherKind),
             Err(_) => Err(LoadStatError::Malformed),
         }
     }
@@ -65,10 +65,8 @@ impl LoadStat {
     }
 }
 
-enum Wire {
-    Stat(LoadStat),
-    OtherKind,
-}
+/// What a list says; `None` for a message of another kind.
+struct Wire(Option<LoadStat>);
 
 impl<'de> Deserialize<'de> for Wire {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -109,7 +107,7 @@ impl<'de> Visitor<'de> for Fields {
             max_total_num_tokens,
             ..RawRankLoad::default()
         };
-        Ok(if is_stat { Wire::Stat(LoadStat { load, attn_dp_rank }) } else { Wire::OtherKind })
+        Ok(Wire(is_stat.then_some(LoadStat { load, attn_dp_rank })))
     }
 }
 
