@@ -2,6 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use rankwise::block::MediumMap;
 use rankwise::events::{EventBatch, Limits, decode_batch, decode_batch_fast, peek_ts};
 
 fuzz_target!(|payload: &[u8]| {
@@ -14,6 +15,7 @@ fuzz_target!(|payload: &[u8]| {
         extra_key_bytes: 8,
         string_bytes: 4,
         names: 5,
+        media: MediumMap::default(),
     };
     // The second time it is a batch whose buffers were used.
     let mut fast = EventBatch::default();
