@@ -18,7 +18,7 @@ use crate::events::{
 use crate::fleet::{PoolKey, RankPlan};
 use crate::ids::{Moment, RankSlot};
 use crate::index::{GroupTag, Leads, StoreRefusal, StoreRequest, StoreTokens, Stored, WriteSection};
-use crate::trust::{Reason, ReasonCounts, Reasons};
+use crate::trust::{Effect, Reason, ReasonCounts, Reasons, Trust};
 
 /// `hash(())` of 64-bit CPython from 3.8 on: what SGLang before 0.5.6 names as the parent of a first page.
 const UNCHAINED_ROOT: BlockHash = BlockHash::Int(5_740_354_900_026_072_187);
@@ -404,11 +404,23 @@ impl Stream {
 
 impl Stream {
     fn say_change(&self, before: Reasons, after: Reasons) {
+        let rank = &self.plan.rank;
+        // What batches gave was said with its batch.
+        for reason in
+            after.without(before).without(self.content_reasons).iter().filter(|&reason| alarms(reason))
+        {
+            tracing::warn!(
+                worker = %rank.worker,
+                dp_rank = rank.dp_rank.0,
+                reason = reason.name(),
+                "{rank}: the view can no longer be believed: {}",
+                reason.name(),
+            );
+        }
         let (was, is) = (before.trust(), after.trust());
         if was == is {
             return;
         }
-        let rank = &self.plan.rank;
         tracing::info!(
             worker = %rank.worker,
             dp_rank = rank.dp_rank.0,
@@ -417,6 +429,11 @@ impl Stream {
             "{rank}: {was} -> {is}",
         );
     }
+}
+
+/// Whether a reason that the stream's order gives is worth a warning: states that pass and ways to be set up are not.
+fn alarms(reason: Reason) -> bool {
+    matches!(reason.effect(), Effect::State(Trust::Silent | Trust::Partial(_))) && reason != Reason::NoHistory
 }
 
 /// The parts of [`Buffers`] that applying a batch needs.

@@ -25,7 +25,7 @@ with Serve(config) as s:
         said = s.said(name)
         check(f"{name}: {reason}, nothing credited", said[0] == "partial" and reason in said[2] and s.reach(list(range(32)), name) == 0,
               (said, s.reach(list(range(32)), name)))
-        check(f"{name}: a warning", len(s.log_lines(name, reason)) == 1, s.log_lines(name, reason))
+        check(f"{name}: a warning", len(s.log_lines(f"{name}:0", reason)) == 1, s.log_lines(f"{name}:0", reason))
     check.equal("another block size misses and never over-credits", s.said("size")[1], ["may_miss"])
 
     ends = {rank: Engine(rank=rank) for rank in (4, 5)}
