@@ -21,7 +21,7 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use self::plan::{CapacityArgs, EngineArgs, Plan};
+use self::plan::{CapacityArgs, EngineArgs, GridArgs, Plan};
 use crate::cli::output::{print_json, print_text, table};
 use crate::cli::republish::seconds;
 use crate::cli::{Verdict, runtime};
@@ -30,7 +30,7 @@ use crate::cli::{Verdict, runtime};
 ///
 /// Ranks of a data-parallel deployment wait for each other in every step, so a rank's latency means something
 /// only while all of them do the same thing. Each rank states what it can take: its capacity envelope. The
-/// smallest of each number is what all can take, and of that alone each rank makes the same grid of prefill
+/// smallest of each number is what all can take, and of that (and of the points that were named) each rank makes the same grid of prefill
 /// points (prompt length x prompts at once) and decode points (context x sequences at once). The grids' digests
 /// and counts are compared before the warm-up. Then a point begins when the one before it has ended on every
 /// rank.
@@ -67,6 +67,9 @@ pub struct Args {
 
     #[command(flatten)]
     capacity: CapacityArgs,
+
+    #[command(flatten)]
+    grid: GridArgs,
 
     #[command(flatten)]
     engine: EngineArgs,
@@ -109,6 +112,8 @@ Examples:
   rankwise bench ranks --rank 0 --of 2 --coordinator tcp://10.0.0.5:5700 --engine http://127.0.0.1:8000
   rankwise bench ranks --rank 1 --of 2 --coordinator tcp://10.0.0.5:5700 --engine http://127.0.0.1:8000
       Two hosts. Rank 0 holds the coordinator and prints the results; the order of starting does not matter.
+  rankwise bench ranks --ranks 4 --prefill-points 128,511x2 --decode-points none
+      Two lengths of prompt and no decode; the second with two prompts at once.
   rankwise bench ranks --ranks 4 --drill 2=other-grid
       What it says when rank 2 has another grid.";
 
@@ -144,7 +149,7 @@ impl Args {
         {
             bail!("--rank {rank} is none of {of} ranks: they are counted from 0");
         }
-        let plan = Plan::new(&self.capacity, &self.engine, of, self.rank.is_some())?;
+        let plan = Plan::new(&self.capacity, self.grid.choice(), &self.engine, of, self.rank.is_some())?;
         let outcome = match self.rank {
             None if of == 1 => self.alone(&plan).await?,
             None if self.spawn => self.processes(&plan, of).await?,
@@ -173,7 +178,7 @@ impl Args {
             self.thread(plan, rank, &meeting, &ends).await?;
         }
         let bar = bar();
-        Ok(meeting.coordinate(of, self.limits(), ended, |step| show(&bar, step)).await)
+        Ok(meeting.coordinate(of, self.grid.choice(), self.limits(), ended, |step| show(&bar, step)).await)
     }
 
     /// Rank 0 here, the others started by hand.
@@ -182,7 +187,7 @@ impl Args {
         let (ends, ended) = mpsc::unbounded_channel();
         self.thread(plan, DpRank(0), &meeting, &ends).await?;
         let bar = bar();
-        Ok(meeting.coordinate(of, self.limits(), ended, |step| show(&bar, step)).await)
+        Ok(meeting.coordinate(of, self.grid.choice(), self.limits(), ended, |step| show(&bar, step)).await)
     }
 
     /// Rank 0 here, the others as processes that are ours.
@@ -212,7 +217,8 @@ impl Args {
             });
         }
         let bar = bar();
-        let outcome = meeting.coordinate(of, self.limits(), ended, |step| show(&bar, step)).await;
+        let outcome =
+            meeting.coordinate(of, self.grid.choice(), self.limits(), ended, |step| show(&bar, step)).await;
         // A rank that hangs would outlive us, and keep our standard error open for whoever reads it to its end.
         children.shutdown().await;
         Ok(outcome)

@@ -20,6 +20,7 @@
 //! The coordinator's port speaks plain ZMQ: no encryption, and no limit on what a peer may claim that a frame
 //! will hold. Bind it to loopback or to a private network.
 
+pub mod choice;
 pub mod completions;
 pub mod drill;
 pub mod engine;

@@ -136,6 +136,7 @@ impl PointRunner for TimeModel {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::choice::Choice;
     use super::super::envelope::Stated;
     use super::super::grid::Grid;
     use super::*;
@@ -169,7 +170,7 @@ mod tests {
     /// B2: every point of the common envelope's grid fits every rank.
     #[test]
     fn b2_a_larger_rank_takes_a_smaller_ones_grid() {
-        let grid = Grid::derive(&envelope(256)).unwrap();
+        let grid = Grid::derive(&envelope(256), &Choice::default()).unwrap();
         for scheduled in [256, 300, 512] {
             let model = TimeModel::new(envelope(scheduled));
             for point in grid.points() {
@@ -177,7 +178,7 @@ mod tests {
                 assert_eq!(measured.ttft.count(), u64::from(point.requests));
             }
         }
-        let larger = Grid::derive(&envelope(1_024)).unwrap();
+        let larger = Grid::derive(&envelope(1_024), &Choice::default()).unwrap();
         let own = TimeModel::new(Stated { max_model_len: 512, ..envelope(256).stated() }.check().unwrap());
         assert!(larger.points().iter().any(|point| own.compute(point).is_err()));
     }

@@ -18,6 +18,7 @@ use zeromq::{
     ZmqMessage,
 };
 
+use super::choice::Choice;
 use super::drill::{Drill, Twisted};
 use super::grid::Point;
 use super::lockstep::{
@@ -101,12 +102,13 @@ impl Meeting {
     pub async fn coordinate(
         mut self,
         of: u32,
+        choice: Choice,
         limits: Limits,
         mut ended: mpsc::UnboundedReceiver<RankEnded>,
         mut watch: impl FnMut(Step) + Send,
     ) -> Result<Outcome, Broken> {
         let clock = Clock::start();
-        let mut core = Coordinator::new(clock.now(), of, limits);
+        let mut core = Coordinator::new(clock.now(), of, choice, limits);
         let mut actions = Vec::new();
         loop {
             let waking = core.deadline().map(|deadline| clock.at(deadline));
@@ -387,9 +389,10 @@ pub async fn alone<R: PointRunner>(
     let clock = Clock::start();
     let me = PeerId(Bytes::from_static(b"alone"));
     let mut mine = Vec::new();
+    let choice = claim.choice.clone();
     let mut core =
         Participant::join(clock.now(), Claim { rank: DpRank(0), of: 1, ..claim }, limits, &mut mine);
-    let mut coordinator = Coordinator::new(clock.now(), 1, limits);
+    let mut coordinator = Coordinator::new(clock.now(), 1, choice, limits);
     loop {
         let mut said = Vec::new();
         let mut job = None;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use rankwise::ids::{DpRank, LocalRank};
+use rankwise::lab::ranks::choice::{Choice, MAX_DENSITY, Named};
 use rankwise::lab::ranks::completions::Completions;
 use rankwise::lab::ranks::drill::Drill;
 use rankwise::lab::ranks::engine::{self, Known};
@@ -51,6 +52,32 @@ pub struct CapacityArgs {
     /// other-grid, other-count, other-phases, nonsense, absurd; may be repeated
     #[arg(long, value_name = "RANK=FAULT", value_parser = drill)]
     drill: Vec<(DpRank, Drill)>,
+}
+
+/// Which points are measured.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Grid (each rank must be given the same)")]
+pub struct GridArgs {
+    /// Prefill points instead of those that the envelope gives: TOKENS or TOKENSxWIDTH, such as 128,511x2; none
+    #[arg(long, value_name = "POINTS")]
+    prefill_points: Option<Named>,
+
+    /// Decode points instead of those that the envelope gives: CONTEXT or CONTEXTxWIDTH, such as 1024x8; none
+    #[arg(long, value_name = "POINTS")]
+    decode_points: Option<Named>,
+
+    /// Steps from a length or width to four times as much, where points are not named
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DENSITY)))]
+    density: u32,
+}
+
+impl GridArgs {
+    /// The same for the grid.
+    pub fn choice(&self) -> Choice {
+        let Self { prefill_points, decode_points, density } = self;
+        Choice { prefill: prefill_points.clone(), decode: decode_points.clone(), density: *density }
+    }
 }
 
 /// What the points run on.
@@ -119,6 +146,7 @@ const DEFAULT: Stated = Stated {
 #[derive(Debug)]
 pub struct Plan {
     of: u32,
+    choice: Choice,
     given: Known,
     own: Vec<(DpRank, Known)>,
     uneven: bool,
@@ -137,7 +165,13 @@ impl Plan {
     ///
     /// # Errors
     /// Ranks that do not exist, engines that do not fit the ranks, URLs that cannot be used.
-    pub fn new(capacity: &CapacityArgs, engine: &EngineArgs, of: u32, by_hand: bool) -> Result<Self> {
+    pub fn new(
+        capacity: &CapacityArgs,
+        choice: Choice,
+        engine: &EngineArgs,
+        of: u32,
+        by_hand: bool,
+    ) -> Result<Self> {
         let mut given = Known::default();
         let numbers = [
             capacity.max_model_len,
@@ -175,6 +209,7 @@ impl Plan {
         }
         Ok(Self {
             of,
+            choice,
             given,
             own: capacity.envelope.clone(),
             uneven: capacity.uneven,
@@ -228,7 +263,8 @@ impl Plan {
         stated.check().with_context(|| format!("the envelope of rank {rank}"))?;
         let drill = self.drills.iter().find(|(of, _)| *of == rank).map(|(_, drill)| *drill);
         let who = format!("pid {} on {}", std::process::id(), host());
-        Ok(Planned { claim: Claim { rank, of: self.of, who, envelope: stated }, drill, target })
+        let claim = Claim { rank, of: self.of, who, envelope: stated, choice: self.choice.clone() };
+        Ok(Planned { claim, drill, target })
     }
 }
 
@@ -300,6 +336,7 @@ impl Planned {
                 [format!("--{}", field.name().replace('_', "-")), stated.get(field).to_string()]
             })
             .collect();
+        arguments.extend(self.claim.choice.arguments());
         if let Target::Engine { base, pin, model } = &self.target {
             let pin = pin.map(|pin| format!("@{}", pin.0)).unwrap_or_default();
             arguments.extend([

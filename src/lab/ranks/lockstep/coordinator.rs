@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
+use super::super::choice::Choice;
 use super::super::envelope::{self, Envelope};
 use super::super::grid::{Grid, Point, Summary};
 use super::super::measured::Measured;
@@ -57,6 +58,7 @@ pub struct PointOutcome {
 /// It holds what was measured: a few kilobytes per point and rank.
 #[derive(Debug)]
 pub struct Coordinator {
+    choice: Choice,
     limits: Limits,
     seats: Vec<Option<Seat>>,
     step: Step,
@@ -94,10 +96,12 @@ struct Agreed {
 const MAX_WHO: usize = 120;
 
 impl Coordinator {
-    /// A coordinator of `of` ranks, which is clamped to 1..=[`MAX_RANKS`], at `now`.
-    pub fn new(now: Moment, of: u32, limits: Limits) -> Self {
+    /// A coordinator of `of` ranks, which is clamped to 1..=[`MAX_RANKS`], at `now`. `choice` is what the ranks
+    /// were told, too.
+    pub fn new(now: Moment, of: u32, choice: Choice, limits: Limits) -> Self {
         let of = of.clamp(1, MAX_RANKS);
         Self {
+            choice,
             limits,
             seats: (0..of).map(|_| None).collect(),
             step: Step::Join,
@@ -268,7 +272,7 @@ impl Coordinator {
     fn agree(&mut self, now: Moment, actions: &mut Vec<CoordinatorAction>) -> Result<(), Broken> {
         let envelopes = self.envelopes();
         let common = envelope::common(&envelopes)?;
-        let grid = Grid::derive(&common)?;
+        let grid = Grid::derive(&common, &self.choice)?;
         self.agreed = Some(Agreed { common, grid });
         let envelopes = envelopes.iter().map(Envelope::stated).collect();
         self.begin(now, Step::Grid, &ToRank::Envelopes { envelopes }, actions);

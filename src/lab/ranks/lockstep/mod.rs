@@ -30,7 +30,7 @@ pub use coordinator::{Coordinator, CoordinatorAction, Outcome, PeerId, PointOutc
 pub use participant::{Claim, Participant, ParticipantAction};
 
 use super::envelope::{Nonsense, NothingInCommon};
-use super::grid::{NoRoom, Point, Summary};
+use super::grid::{NoGrid, Point, Summary};
 use crate::ids::DpRank;
 
 /// Ranks in one bench at most. Each is a connection with up to 8 MiB of kernel buffers at the coordinator;
@@ -124,7 +124,7 @@ pub enum Broken {
     NothingInCommon(#[from] NothingInCommon),
     /// The common envelope has no room for a request.
     #[error(transparent)]
-    NoRoom(#[from] NoRoom),
+    NoGrid(#[from] NoGrid),
     /// Ranks that made different grids of one common envelope: different versions or different code.
     #[error("the ranks' grids differ: {}", groups(.0))]
     GridsDiffer(Vec<(Summary, Vec<DpRank>)>),

@@ -1,5 +1,6 @@
 //! A rank's side.
 
+use super::super::choice::Choice;
 use super::super::envelope::{self, Envelope, Stated};
 use super::super::grid::{Grid, Point};
 use super::super::measured::Measured;
@@ -18,6 +19,9 @@ pub struct Claim {
     pub who: String,
     /// Its own envelope.
     pub envelope: Stated,
+    /// Which points it was told to measure. It is not sent: the digests of the grids show whether all were told
+    /// the same.
+    pub choice: Choice,
 }
 
 /// What is to be done.
@@ -209,7 +213,7 @@ impl Participant {
 
     /// The grid, made here of what everybody stated; nothing of it is taken over from the coordinator.
     fn grid_of(&self, stated: &[Stated]) -> Result<Grid, String> {
-        let Claim { rank, of, envelope, .. } = &self.claim;
+        let Claim { rank, of, envelope, choice, .. } = &self.claim;
         if stated.len() != *of as usize {
             return Err(format!("the coordinator tells {} envelopes, of {of} ranks", stated.len()));
         }
@@ -222,7 +226,7 @@ impl Participant {
                 .push(stated.check().map_err(|nonsense| format!("the envelope of rank {rank}: {nonsense}"))?);
         }
         let common = envelope::common(&envelopes).map_err(|error| error.to_string())?;
-        Grid::derive(&common).map_err(|error| error.to_string())
+        Grid::derive(&common, choice).map_err(|error| error.to_string())
     }
 
     fn point(&self, index: u32) -> Option<Point> {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::super::choice::Choice;
 use super::super::envelope::{Field, Stated, uneven};
 use super::super::grid::{Digest, Grid, Phase};
 use super::super::measured::Measured;
@@ -86,7 +87,7 @@ impl World {
             events: BTreeMap::new(),
             count: 0,
             random: StdRng::seed_from_u64(seed),
-            coordinator: Coordinator::new(now, of, LIMITS),
+            coordinator: Coordinator::new(now, of, Choice::default(), LIMITS),
             nodes: Vec::new(),
             ended: None,
             steps: Vec::new(),
@@ -94,8 +95,13 @@ impl World {
             work: Duration::from_millis(20),
         };
         for rank in 0..of {
-            let claim =
-                Claim { rank: DpRank(rank), of, who: format!("pid {rank}"), envelope: envelope(rank) };
+            let claim = Claim {
+                rank: DpRank(rank),
+                of,
+                who: format!("pid {rank}"),
+                envelope: envelope(rank),
+                choice: Choice::default(),
+            };
             let mut actions = Vec::new();
             let core = Participant::join(now, claim, LIMITS, &mut actions);
             let fault = fault(rank);
@@ -280,7 +286,7 @@ fn uneven_ranks_walk_one_grid() {
         for field in Field::ALL.into_iter().filter(|field| *field != Field::BlockSize) {
             assert_eq!(outcome.common.stated().get(field), FULL.get(field) / 2);
         }
-        assert_eq!(outcome.grid, Grid::derive(&outcome.common).unwrap());
+        assert_eq!(outcome.grid, Grid::derive(&outcome.common, &Choice::default()).unwrap());
         let walked: Vec<_> = outcome.points.iter().map(|outcome| outcome.point).collect();
         assert_eq!(walked, outcome.grid.points());
         assert!(outcome.points.iter().all(|point| point.ranks.len() == of as usize));
@@ -495,7 +501,7 @@ fn b1_what_has_nothing_in_common_is_refused() {
     assert_eq!(broken.to_string(), "block sizes differ: 16 at rank 0, 32 at rank 2");
     let envelope = |rank| Stated { max_model_len: if rank == 1 { 1 } else { 100 }, ..FULL };
     let (broken, ..) = World::new(9, 4, envelope, sound).broken();
-    assert!(matches!(broken, Broken::NoRoom(_)), "{broken}");
+    assert!(matches!(broken, Broken::NoGrid(_)), "{broken}");
 }
 
 /// B3: a number claimed twice, a number that does not exist, ranks counted otherwise.
