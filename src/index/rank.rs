@@ -77,6 +77,8 @@ pub(super) struct ChunkId(u32);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Chunk {
     pub(super) layer: Layer,
+    /// How its names were said. A name may be said in both shapes of one layer, and then ends a chunk in each.
+    pub(super) shape: Shape,
     pub(super) names: SmallVec<[BlockHash; 1]>,
     /// Blocks that it has, as far as the prompt goes back so far.
     pub(super) len: u32,

@@ -170,7 +170,7 @@ impl Announcer<'_> {
         }
         named.said.remove(at);
         if shape != Shape::Block {
-            self.drop_chunks(layer, name);
+            self.drop_chunks(layer, shape, name);
         }
         self.drop_empty(name);
         self.forget_name(name, place, |this| match (shape, place) {
@@ -239,7 +239,7 @@ impl Announcer<'_> {
                 self.unpin(layer, old, count);
                 self.make_plain(layer, new);
             } else {
-                self.end_chunks_at(layer, name, new);
+                self.end_chunks_at(layer, shape, name, new);
                 self.tree.let_go(old, self.pin);
             }
         }

@@ -78,7 +78,7 @@ impl Announcer<'_> {
             if shape == Shape::Block {
                 self.make_plain(layer, place);
             } else {
-                self.end_chunks_at(layer, name, place);
+                self.end_chunks_at(layer, shape, name, place);
             }
         }
     }
@@ -104,7 +104,7 @@ impl Announcer<'_> {
             // No more names than a store may have.
             #[allow(clippy::cast_possible_truncation)]
             let len = if of_each { plan.chunk_len } else { of_chunk.len() as u32 };
-            self.form_chunk(plan.layer, of_chunk, len);
+            self.form_chunk(plan.layer, plan.shape, of_chunk, len);
         }
     }
 
@@ -117,19 +117,21 @@ impl Announcer<'_> {
         }
     }
 
-    fn form_chunk(&mut self, layer: Layer, names: &[BlockHash], len: u32) {
+    fn form_chunk(&mut self, layer: Layer, shape: Shape, names: &[BlockHash], len: u32) {
         let Some(last) = names.last() else { return };
         let Some(named) = self.rank.explicit.get(last) else { return };
         let is_same = |id: &ChunkId| {
             let chunk = self.rank.chunks.get(*id);
-            chunk.is_some_and(|chunk| chunk.layer == layer && chunk.names.as_slice() == names)
+            chunk.is_some_and(|chunk| {
+                (chunk.layer, chunk.shape) == (layer, shape) && chunk.names.as_slice() == names
+            })
         };
         if named.chunks.iter().any(is_same) {
             return;
         }
-        let of_chunk = |said: &&Said| said.layer == layer && said.shape != Shape::Block;
-        let end = named.said.iter().rfind(of_chunk).and_then(|said| said.place);
-        let id = self.rank.chunks.insert(Chunk { layer, names: names.into(), len, end: None });
+        let of_chunk = |said: &&Said| (said.layer, said.shape) == (layer, shape);
+        let end = named.said.iter().find(of_chunk).and_then(|said| said.place);
+        let id = self.rank.chunks.insert(Chunk { layer, shape, names: names.into(), len, end: None });
         for name in names {
             self.rank.explicit.entry(name.clone()).or_default().chunks.push(id);
         }
@@ -138,12 +140,14 @@ impl Announcer<'_> {
         }
     }
 
-    /// The chunks that end with this name end there.
-    pub(super) fn end_chunks_at(&mut self, layer: Layer, name: &BlockHash, place: Place) {
+    /// The chunks that end with this name, said in this shape, end there.
+    pub(super) fn end_chunks_at(&mut self, layer: Layer, shape: Shape, name: &BlockHash, place: Place) {
         let Some(named) = self.rank.explicit.get(name) else { return };
         for id in named.chunks.clone() {
-            let chunk = self.rank.chunks.get(id);
-            if chunk.is_some_and(|chunk| chunk.layer == layer && chunk.names.last() == Some(name)) {
+            let is_meant = |chunk: &Chunk| {
+                (chunk.layer, chunk.shape) == (layer, shape) && chunk.names.last() == Some(name)
+            };
+            if self.rank.chunks.get(id).is_some_and(is_meant) {
                 self.end_chunk_at(id, place);
             }
         }
@@ -175,15 +179,11 @@ impl Announcer<'_> {
         self.count_cold(layer, -i64::from(len));
     }
 
-    /// One of its names is gone from the layer, and each chunk of it with that.
-    pub(super) fn drop_chunks(&mut self, layer: Layer, name: &BlockHash) {
+    /// The name is said there in this shape no more, and each chunk of it is gone with that.
+    pub(super) fn drop_chunks(&mut self, layer: Layer, shape: Shape, name: &BlockHash) {
         let Some(named) = self.rank.explicit.get(name) else { return };
-        // Another shape of the name may be left, which makes no chunk.
-        if named.said.iter().any(|said| said.layer == layer && said.shape != Shape::Block) {
-            return;
-        }
         for id in named.chunks.clone() {
-            if self.rank.chunks.get(id).is_none_or(|chunk| chunk.layer != layer) {
+            if self.rank.chunks.get(id).is_none_or(|chunk| (chunk.layer, chunk.shape) != (layer, shape)) {
                 continue;
             }
             self.release_chunk(id);

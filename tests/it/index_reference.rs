@@ -53,6 +53,7 @@ struct Orphan {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Chunk {
     tier: Tier,
+    shape: Shape,
     names: Vec<u64>,
     len: usize,
 }
@@ -243,9 +244,9 @@ impl LiteralRank {
                 _ if of_each => declared,
                 _ => of_chunk.len(),
             };
-            let same = |of: &Chunk| of.tier == store.tier && of.names == of_chunk;
+            let same = |of: &Chunk| (of.tier, of.shape) == (store.tier, shape) && of.names == of_chunk;
             if !self.chunks.iter().any(same) {
-                self.chunks.push(Chunk { tier: store.tier, names: of_chunk.to_vec(), len });
+                self.chunks.push(Chunk { tier: store.tier, shape, names: of_chunk.to_vec(), len });
             }
         }
     }
@@ -278,10 +279,10 @@ impl LiteralRank {
         if !said.iter().any(|of| of.name == name && of.path.is_none()) {
             self.orphans.retain(|of| of.name != name);
         }
-        let is_there = |tier: Tier, name: u64| {
-            said.iter().any(|of| of.tier == tier && of.name == name && of.shape != Shape::Block)
+        let is_there = |chunk: &Chunk, name: u64| {
+            said.iter().any(|of| (of.tier, of.shape, of.name) == (chunk.tier, chunk.shape, name))
         };
-        self.chunks.retain(|chunk| chunk.names.iter().all(|name| is_there(chunk.tier, *name)));
+        self.chunks.retain(|chunk| chunk.names.iter().all(|name| is_there(chunk, *name)));
     }
 
     fn clear(&mut self, tier: Option<Tier>) {
@@ -294,11 +295,11 @@ impl LiteralRank {
         }
     }
 
-    /// Where a chunk ends: the path of its last name, in the shape that makes chunks.
+    /// Where a chunk ends: the path of its last name, in the shape that made it.
     fn end(&self, chunk: &Chunk) -> Option<Path> {
         let last = chunk.names.last()?;
-        let of_chunk = |of: &&Said| of.tier == chunk.tier && of.name == *last && of.shape != Shape::Block;
-        self.said.iter().rfind(of_chunk)?.path.clone()
+        let of_chunk = |of: &&Said| (of.tier, of.shape, of.name) == (chunk.tier, chunk.shape, *last);
+        self.said.iter().find(of_chunk)?.path.clone()
     }
 
     fn blocks(&self, tier: Tier) -> BTreeSet<&Path> {
@@ -600,16 +601,16 @@ impl World {
         self.reader.contents(self.slots[rank]).is_empty() && self.literal[rank].said.is_empty()
     }
 
+    fn locals(&mut self, prompt: &[u8]) -> Vec<LocalBlockHash> {
+        let (size, mut locals) = (BlockSize::new(BLOCK_SIZE).unwrap(), Vec::new());
+        self.hasher.hash_prompt(Isolation::default(), &tokens_of(prompt), size, &mut locals);
+        locals
+    }
+
     fn check(&mut self, prompts: &[Path]) {
         let trie = literal_index(&self.literal);
         for prompt in prompts {
-            let mut locals = Vec::new();
-            self.hasher.hash_prompt(
-                Isolation::default(),
-                &tokens_of(prompt),
-                BlockSize::new(BLOCK_SIZE).unwrap(),
-                &mut locals,
-            );
+            let locals = self.locals(prompt);
             let sequences: Vec<SequenceHash> = SequenceHash::chain(&locals).collect();
             self.check_prompt(&trie, prompt, &locals, &[]);
             self.check_prompt(&trie, prompt, &locals, &sequences);
@@ -699,9 +700,7 @@ fn what_waits_for_a_hidden_name_is_placed_when_it_shows_again() {
     store(&mut world, 1, 6);
     remove(&mut world, 2);
     store(&mut world, 0, 1);
-    let size = BlockSize::new(BLOCK_SIZE).unwrap();
-    let mut locals = Vec::new();
-    world.hasher.hash_prompt(Isolation::default(), &tokens_of(&path), size, &mut locals);
+    let locals = world.locals(&path);
     let query = IndexQuery { locals: &locals, sequences: &[], hybrid: HybridRule::Joint };
     world.reader.overlap(&query, &mut world.scratch);
     assert_eq!(world.scratch.overlap(world.slots[0]).map(|told| told.device), Some(6));
@@ -728,6 +727,37 @@ fn a_removal_of_nothing_places_nothing() {
     ] {
         world.step(&step);
         world.check(&prompts());
+    }
+}
+
+/// I9: one name said of a part and of a larger block in one tier ends a chunk of each size, where each was said to
+/// end, and each goes with its own announcement.
+#[test]
+fn a_part_and_a_larger_block_of_one_name_end_chunks_of_their_own() {
+    // Rank 3 calls both [0] and [0, 1] by one name.
+    let store = |symbols: &[u8], per_name| {
+        let (base, symbols) = (Vec::new(), symbols.to_vec());
+        Step::Store { rank: 3, tier: 2, base, symbols, wrong_parent: None, per_name, rootless: false }
+    };
+    let mut world = World::with_chunks([false; RANKS], [None, None, None, Some(2)]);
+    let remove = Step::Remove { rank: 3, tier: 2, picks: vec![0], stray: None };
+    for (step, part, larger) in [
+        (store(&[0], 1), 1, 1),
+        (store(&[0, 1], 2), 1, 2),
+        (Step::Placeholder { rank: 3, tier: 2, paths: vec![vec![0]] }, 1, 2),
+        (remove.clone(), 1, 1),
+        (remove.clone(), 1, 1),
+        (remove, 0, 0),
+    ] {
+        world.step(&step);
+        world.check(&prompts());
+        let disk = [[0, 0], [0, 1]].map(|prompt| {
+            let locals = world.locals(&prompt);
+            let query = IndexQuery { locals: &locals, sequences: &[], hybrid: HybridRule::Joint };
+            world.reader.overlap(&query, &mut world.scratch);
+            world.scratch.overlap(world.slots[3]).map_or(0, |told| told.disk)
+        });
+        assert_eq!(disk, [part, larger], "after {step:?}");
     }
 }
 
