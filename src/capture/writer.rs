@@ -34,7 +34,23 @@ impl CaptureWriter {
     /// # Errors
     /// When the file exists or cannot be written.
     pub fn create(path: &Path, header: &CaptureHeader) -> Result<Self, CaptureError> {
-        let file = BufWriter::new(File::create_new(path).map_err(|error| CaptureError::io(path, error))?);
+        Self::begin(path, Self::reserve(path)?, header)
+    }
+
+    /// Makes a new, empty file, for whoever has to wait for what stands in the header.
+    ///
+    /// # Errors
+    /// When the file exists or cannot be made.
+    pub fn reserve(path: &Path) -> Result<File, CaptureError> {
+        File::create_new(path).map_err(|error| CaptureError::io(path, error))
+    }
+
+    /// Writes the header to a file that was reserved at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn begin(path: &Path, file: File, header: &CaptureHeader) -> Result<Self, CaptureError> {
+        let file = BufWriter::new(file);
         let output = match path.extension() {
             Some(end) if end == "gz" => Output::Compressed(GzEncoder::new(file, Compression::default())),
             _ => Output::Plain(file),

@@ -1,6 +1,7 @@
 //! The recorder behind `rankwise capture`: connections on one side, a file on the other.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -350,6 +351,8 @@ enum Tape {
 /// Lines whose header is not complete.
 struct Waiting {
     path: PathBuf,
+    /// The file, still empty; `None` once it is handed on.
+    file: Option<File>,
     header: HeaderFields,
     lines: Vec<CaptureLine>,
     bytes: u64,
@@ -368,16 +371,27 @@ impl Waiting {
     }
 }
 
+impl Drop for Waiting {
+    /// A recording that never began leaves no file that the next one would have to spare.
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // Nobody is left to hear of it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 impl Tape {
     fn create(path: PathBuf, header: HeaderFields) -> Result<Self> {
         if header.block_size.is_some() {
             return Ok(Self::Writing(CaptureWriter::create(&path, &CaptureHeader::new(header)?)?));
         }
-        // The file is made when its header is known; whether it is there already is worth knowing now.
+        // What cannot be written is worth knowing before an hour of messages waits for it.
         if path.exists() {
             bail!("{}: exists already; a recording is never overwritten", path.display());
         }
-        Ok(Self::Waiting(Waiting { path, header, lines: Vec::new(), bytes: 0 }))
+        let file = Some(CaptureWriter::reserve(&path)?);
+        Ok(Self::Waiting(Waiting { path, file, header, lines: Vec::new(), bytes: 0 }))
     }
 
     /// Writes a line, or lets it wait.
@@ -400,7 +414,8 @@ impl Tape {
             tracing::warn!("no stored block has told its size; give --block-size to have it in the header");
         }
         let header = CaptureHeader::new(std::mem::take(&mut waiting.header))?;
-        let mut writer = CaptureWriter::create(&waiting.path, &header)?;
+        let Some(file) = waiting.file.take() else { return Ok(()) };
+        let mut writer = CaptureWriter::begin(&waiting.path, file, &header)?;
         for line in waiting.lines.drain(..) {
             writer.write(&line)?;
         }
@@ -433,4 +448,29 @@ fn block_size_in(line: &CaptureLine) -> Option<u32> {
         KvEvent::Stored(stored) => Some(stored.block_size).filter(|&size| size > 0),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A file that cannot be written is found before anything is recorded, whether or not the header is complete.
+    #[test]
+    fn the_file_is_made_before_anything_is_recorded() {
+        let scratch = tempfile::tempdir().unwrap();
+        for block_size in [None, Some(16)] {
+            let header = || HeaderFields { block_size, ..HeaderFields::default() };
+            assert!(Tape::create(scratch.path().join("missing/run.kvcap"), header()).is_err());
+            let path = scratch.path().join(format!("run{}.kvcap", block_size.unwrap_or(0)));
+            let tape = Tape::create(path.clone(), header()).unwrap();
+            assert!(path.exists());
+            assert!(Tape::create(path.clone(), header()).is_err(), "it is there already");
+            tape.finish().unwrap();
+            assert!(path.metadata().unwrap().len() > 0);
+        }
+        let path = scratch.path().join("never.kvcap");
+        drop(Tape::create(path.clone(), HeaderFields::default()).unwrap());
+        assert!(!path.exists(), "an empty file stands in the way of the next recording");
+    }
 }
