@@ -41,7 +41,8 @@ class Proxy:
             pass
         for end in (source, sink):
             try:
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                # A mere close waits for the other thread's read, and the peer would see a mute connection.
+                end.shutdown(socket.SHUT_RDWR)
                 end.close()
             except OSError:
                 pass

@@ -20,8 +20,10 @@ pub(super) struct Repair {
     pub(super) gap_counted: bool,
     /// The present request has been answered by at least one batch.
     pub(super) answered: bool,
-    /// The present request has brought something new.
+    /// The present request has brought something new, or the batch at the watermark again.
     progress: bool,
+    /// The present request has brought something new.
+    news: bool,
     /// The highest number that any answer showed: until it is applied the history is not whole.
     highest: Option<EventSeq>,
     /// The first number behind the hole that the present answer showed.
@@ -78,6 +80,7 @@ impl Repair {
             gap_counted,
             answered: false,
             progress: false,
+            news: false,
             highest: None,
             behind_hole: None,
             resume_at: None,
@@ -91,6 +94,7 @@ impl Repair {
         self.stage = Stage::Queued { request };
         self.answered = false;
         self.progress = false;
+        self.news = false;
         self.behind_hole = None;
     }
 
@@ -105,6 +109,16 @@ impl Repair {
     pub(super) fn progressed(&mut self, new_deadline: Moment) {
         self.progress = true;
         self.sent(new_deadline);
+    }
+
+    /// What came was not known before.
+    pub(super) fn brought_news(&mut self) {
+        self.news = true;
+    }
+
+    /// Whether the present request has brought what was not known before.
+    pub(super) fn has_news(&self) -> bool {
+        self.news
     }
 
     /// An answer shows that this number exists.
@@ -144,9 +158,10 @@ impl Repair {
         Next::Lost
     }
 
-    /// The present request failed or ran out of time.
+    /// The present request failed or ran out of time. The batch at the watermark alone is no answer: an endpoint
+    /// that breaks behind it each time would be asked for ever.
     pub(super) fn attempt_over(&mut self, max_attempts: u32) -> Next {
-        self.unanswered = if self.progress { 0 } else { self.unanswered.saturating_add(1) };
+        self.unanswered = if self.news { 0 } else { self.unanswered.saturating_add(1) };
         if self.unanswered < max_attempts.max(1) { Next::Ask } else { Next::GiveUp }
     }
 

@@ -244,7 +244,8 @@ impl Sequencer {
 
     /// A request could not be made or its connection broke.
     ///
-    /// The next one is made when this one would have timed out. It compares the batch at the watermark
+    /// The next one is made when this one would have timed out, or at once behind an answer that brought something
+    /// new: a long history over a connection that breaks is had in pieces. It compares the batch at the watermark
     /// again, for a publisher that ended takes this connection with it, and the news that the event
     /// connection is lost may come later.
     pub fn on_replay_failed(&mut self, now: Moment, request: ReplayId, out: &mut Vec<Step>) {
@@ -261,8 +262,11 @@ impl Sequencer {
         if self.watermark.is_some() && repair.resume_at.is_none() {
             repair.wanted = Wanted::Probe;
         }
-        if repair.attempt_over(max_attempts) == Next::GiveUp {
-            self.give_up(now, out);
+        let has_news = repair.has_news();
+        match repair.attempt_over(max_attempts) {
+            Next::GiveUp => self.give_up(now, out),
+            Next::Ask | Next::Lost if has_news => self.ask(out),
+            Next::Ask | Next::Lost => {}
         }
     }
 

@@ -583,6 +583,33 @@ fn e3_a_failing_endpoint_is_not_hammered() {
     assert_eq!((rig.stream.watermark(), rig.counters().lost_batches), (Some(EventSeq(8)), 1));
 }
 
+/// E3: a long history over a connection that breaks is had in pieces, without a pause between them.
+#[test]
+fn e3_an_answer_that_breaks_behind_something_new_is_asked_for_at_once() {
+    let mut rig = Rig::at(4);
+    rig.live(9);
+    assert_eq!(rig.replay(5), [Apply(5)]);
+    assert_eq!(rig.fail(), [Ask(5)]);
+    assert_eq!((rig.replay(5), rig.replay(6)), (vec![], vec![Apply(6)]));
+    assert_eq!(rig.fail(), [Ask(6)]);
+    assert_eq!(rig.trust(), Trust::Repairing);
+}
+
+/// E3: an endpoint that breaks behind the batch that we have is not asked for ever.
+#[test]
+fn e3_the_batch_at_the_watermark_alone_is_no_answer() {
+    let mut rig = Rig::at(4);
+    rig.live(6);
+    rig.fail();
+    for _ in 0..2 {
+        assert_eq!(rig.pass(TIMEOUT), [Ask(4)]);
+        assert_eq!(rig.replay(4), []);
+        rig.fail();
+    }
+    assert_eq!(rig.trust(), Trust::Partial(Overcredit));
+    assert_eq!((rig.stream.watermark(), rig.counters().lost_batches), (Some(EventSeq(6)), 1));
+}
+
 /// E3: the number of the end mark is the end mark, and live it is nothing.
 #[test]
 fn e3_the_end_mark_is_never_data() {

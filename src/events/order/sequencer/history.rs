@@ -57,6 +57,7 @@ impl Sequencer {
         if seq > watermark {
             // Undecidable, whatever the numbers say.
             self.continuity = Continuity { broken: true, suspect: true, ..self.continuity };
+            repair.brought_news();
             self.bridge_to(arrived, out);
             self.drain(out);
             self.progressed(now, out);
@@ -159,6 +160,7 @@ impl Sequencer {
         }
         if let Some(repair) = &mut self.repair {
             repair.resume_at = None;
+            repair.brought_news();
         }
         self.drain(out);
         self.progressed(now, out);
