@@ -43,7 +43,7 @@ pub enum CaptureError {
     },
     /// No truth lies beside a capture that is to be checked.
     #[error(
-        "{}: no truth beside it (looked for {}); record it with the capture, or leave --check out",
+        "{}: no truth beside it (looked for {})",
         capture.display(),
         tried.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ")
     )]

@@ -28,7 +28,10 @@ pub mod script;
 pub mod truth;
 pub mod writer;
 
-pub use check::{CheckReport, CheckRun, Contents, ExceptionBook, Exceptions, Outcome, RankOutcome, check};
+pub use check::{
+    CheckReport, CheckRun, Contents, ExceptionBook, Exceptions, Outcome, RankOutcome, check,
+    check_without_truth,
+};
 pub use error::{CaptureError, LineProblem};
 pub use format::{CaptureHeader, CaptureLine, Direction, HeaderFields, LineBody, ReplaySocket};
 pub use reader::{CaptureReader, Progress, is_capture, stem};

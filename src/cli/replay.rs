@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use rankwise::block::{Announcements, Tier};
 use rankwise::capture::{
-    CheckReport, CheckRun, ExceptionBook, Exceptions, Feed, Outcome, Truth, check, stem,
+    CaptureError, CheckReport, CheckRun, ExceptionBook, Exceptions, Feed, Outcome, Truth, check,
+    check_without_truth, stem,
 };
 use rankwise::events::order::OnLoss;
 use rankwise::indexer::Config;
@@ -38,7 +39,8 @@ pub struct Args {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// Compare with the truth beside each capture (STEM.truth.json or STEM.truth.json.gz)
+    /// Compare with the truth beside each capture (STEM.truth.json or STEM.truth.json.gz); without one, check that
+    /// everything could be decoded, put in order and applied whole
     #[arg(long, conflicts_with = "publish")]
     check: bool,
 
@@ -102,9 +104,17 @@ impl Args {
         let mut loading = Loading::new(captures);
         let mut reports = Vec::new();
         for path in captures {
-            let truth = Truth::beside(path)?;
-            let fed = self.feed(path, Some(&truth), &mut loading)?;
-            reports.push(check(fed.outcome, &truth, &fed.exceptions));
+            let truth = match Truth::beside(path) {
+                Ok(truth) => Some(truth),
+                // One's own recording has none, and much can be checked all the same.
+                Err(CaptureError::TruthMissing { .. }) => None,
+                Err(error) => return Err(error.into()),
+            };
+            let fed = self.feed(path, truth.as_ref(), &mut loading)?;
+            reports.push(match &truth {
+                Some(truth) => check(fed.outcome, truth, &fed.exceptions),
+                None => check_without_truth(fed.outcome, &fed.exceptions),
+            });
         }
         drop(loading);
         let run = CheckRun::new(reports);
@@ -195,7 +205,10 @@ fn check_table(run: &CheckRun) -> String {
     let lines = run.captures.iter().map(ToString::to_string);
     let lines: Vec<String> = std::iter::once(CheckReport::table_head()).chain(lines).collect();
     let total = run.captures.len();
-    format!("{}\n\n{ok} of {total} captures equal the engines' truth", lines.join("\n"))
+    let alone = run.captures.iter().filter(|capture| !capture.against_truth).count();
+    let without =
+        if alone > 0 { format!(" ({alone} of them have no truth to compare with)") } else { String::new() };
+    format!("{}\n\n{ok} of {total} captures equal the engines' truth{without}", lines.join("\n"))
 }
 
 /// What `--json` prints without `--check`.
