@@ -24,6 +24,7 @@ mod records;
 mod reservations;
 mod select;
 mod selection;
+mod spec;
 mod state;
 mod url;
 mod visit;

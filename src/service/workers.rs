@@ -12,10 +12,11 @@ use serde_json::json;
 
 use super::Control;
 use super::boundary::{IdOut, JsonBody, PoolNames, WireId, not_null, pool_names};
-use super::declaration::{Readiness, WorkerFields};
+use super::declaration::WorkerFields;
 use super::problem::Problem;
 use super::query::age_ms;
 use super::records::{PostedOut, Record};
+use super::spec::Readiness;
 use super::state::{ServiceState, short};
 use super::url::{NoParams, Params, PathId};
 use crate::fleet::{EventsFrom, IdForm, PoolKey, WorkerSpec};

@@ -232,8 +232,13 @@ impl Scrape {
         let mut family = to.encode_descriptor("vllm:cache_config_info", help, None, MetricType::Gauge)?;
         for load in &self.loads {
             let (rank, blocks) = (load.dp_rank.to_string(), load.engine.total_blocks.to_string());
-            let labels =
-                [("engine", &*rank), ("block_size", &*self.block_size), ("num_gpu_blocks", &*blocks)];
+            let tokens = load.max_total_num_tokens.to_string();
+            let labels = [
+                ("engine", &*rank),
+                ("block_size", &*self.block_size),
+                ("num_gpu_blocks", &*blocks),
+                ("kv_cache_size_tokens", &*tokens),
+            ];
             ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
         }
         Ok(())

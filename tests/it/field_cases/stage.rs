@@ -217,7 +217,7 @@ impl Stage {
 
     /// Does what the product asks to be done.
     pub fn obey(&mut self, at_connect: bool) -> Run {
-        let mut fresh = Vec::new();
+        let (mut fresh, mut answers) = (Vec::new(), Vec::new());
         for action in std::mem::take(&mut self.actions) {
             match action {
                 Action::Subscribe { source, rank, .. } => {
@@ -235,6 +235,9 @@ impl Stage {
                     self.cancelled.insert((source, request));
                     self.requests.retain(|asked| (asked.source, asked.id) != (source, request));
                 }
+                // Whoever is there takes a second connection.
+                Action::TryConnection { source, request, .. } => answers.push((source, Some(request))),
+                Action::Reconnect { source } => answers.push((source, None)),
                 _ => return fail(format!("an action that the runner cannot carry out: {action:?}")),
             }
         }
@@ -243,6 +246,18 @@ impl Stage {
             if self.publisher(&rank).up {
                 self.connect(source)?;
                 self.publisher(&rank).met = true;
+            }
+        }
+        for (source, tried) in answers {
+            let Some(rank) = self.rank_of(source) else { continue };
+            let reached = self.publisher(&rank).up;
+            if let Some(request) = tried {
+                self.feed(Input::Tried { source, request, reached })?;
+                continue;
+            }
+            self.feed(Input::Disconnected { source })?;
+            if reached {
+                self.connect(source)?;
             }
         }
         Ok(())

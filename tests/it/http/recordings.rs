@@ -89,6 +89,9 @@ const SELECT: Differs = &[
     (404, &[200], "nothing was booked at 198"),
     (422, &[43], "a field of the wrong shape is 422 and named, the keys of a map included"),
     (404, &[289], "A4: a prompt of 2^21 tokens passes; its model is not there"),
+    (200, &[83], "S5, A4: `/ready` is small and lists no workers"),
+    (503, &[2, 309], "S5, A4: `/ready` is small and lists no workers"),
+    (200, &[164], "I11: a query is matched in each rank's own form, whatever the request says of Eagle"),
     (200, &[291, 302], "`/` and `/metrics` are ours"),
     (415, &[296, 304], "one port for both APIs: POST `/loads` and `/query` are there"),
     (400, &[312, 315, 318], "R2: start + size past 2^32-1"),
@@ -283,6 +286,13 @@ impl Replay {
     /// The second selection session runs without events, by an environment variable; ours is told per worker.
     fn adapted(&self, row: &Value, body: &Value) -> Value {
         let mut body = body.clone();
+        if row["path"] == "/select"
+            && row["candidate_costs"].is_array()
+            && let Some(fields) = body.as_object_mut()
+        {
+            // The picked one alone is answered unless more are asked for.
+            fields.insert("candidates".to_owned(), json!("all"));
+        }
         let second = row["n"].as_u64().unwrap() >= 311 && row["path"] == "/workers";
         if second && let Some(fields) = body.as_object_mut() {
             fields.insert("events".to_owned(), json!("none"));
