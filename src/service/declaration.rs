@@ -537,6 +537,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fleet::{CapacitySpec, ScoreTiers};
+    use crate::ids::DpRank;
+    use crate::service::spec::Readiness;
 
     /// L20: everything that can be said of a worker, said in four ways, is the same.
     #[test]

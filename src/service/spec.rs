@@ -61,7 +61,7 @@ impl WorkerFields {
         Ok(Readiness::Complete(Box::new(spec)))
     }
 
-    fn ranks(&self) -> Result<Ranks, Problem> {
+    pub(super) fn ranks(&self) -> Result<Ranks, Problem> {
         let (start, size) =
             (self.data_parallel_start_rank.unwrap_or(0), self.data_parallel_size.unwrap_or(1));
         Ranks::range(start, size).map_err(|error| self.invalid(error))
@@ -197,7 +197,7 @@ impl WorkerFields {
     }
 
     /// `total_kv_blocks` is the worker's, as are all ranks' together: its ranks have a share each.
-    fn capacity(&self, ranks: &Ranks) -> Result<Option<CapacitySpec>, Problem> {
+    pub(super) fn capacity(&self, ranks: &Ranks) -> Result<Option<CapacitySpec>, Problem> {
         // Dynamo's field beside ours is a coarser word for the same.
         if self.capacity_words() - usize::from(self.total_kv_blocks.is_some()) > 1 {
             let detail = "the capacity is given twice: give one of capacity, capacity_blocks_per_rank, \
@@ -342,7 +342,7 @@ impl WorkerFields {
 }
 
 impl PerRank {
-    fn capacity(&self, ranks: &Ranks) -> Result<CapacitySpec, DeclareError> {
+    pub(super) fn capacity(&self, ranks: &Ranks) -> Result<CapacitySpec, DeclareError> {
         match self {
             Self::Listed(blocks) if blocks.len() != ranks.iter().len() => {
                 Err(DeclareError::CapacityList { entries: blocks.len(), ranks: ranks.len() })
