@@ -211,6 +211,8 @@ impl Announcer<'_> {
         let place = self.extend(isolation, parent, plan.layer, entry.name, entry.content, entry.keys, false);
         let place = place.place();
         self.re_place(entry.name, known, place);
+        // What waits under the name means this block, too.
+        self.settle(entry.name, place);
         place
     }
 

@@ -264,9 +264,6 @@ impl Stream {
             self.counters.rank_mismatch += 1;
         }
         self.counters.skipped.merge(&decoded.skipped);
-        for (reason, times) in decoded.skipped.iter() {
-            self.give(reason, times);
-        }
         section.apply_each(&decoded.events, leads, |section, event| match event {
             KvEvent::Stored(stored) => self.store(stored, section, content),
             KvEvent::Removed(removed) => self.remove(removed, section),
@@ -280,6 +277,10 @@ impl Stream {
                 }
             }
         });
+        // After the events: where in the batch they stood is not known, and a clear may have come before them.
+        for (reason, times) in decoded.skipped.iter() {
+            self.give(reason, times);
+        }
     }
 
     fn store(&mut self, event: &BlockStored, section: &mut WriteSection<'_>, buffers: &mut ContentBuffers) {

@@ -195,9 +195,11 @@ impl LiteralRank {
             return known;
         }
         let Some(here) = here else { return known };
-        for of in self.said.iter_mut().filter(|of| of.name == name && of.shape != Shape::Chunk) {
+        let is_meant = |of: &&mut Said| of.name == name && of.shape != Shape::Chunk && of.path.is_some();
+        for of in self.said.iter_mut().filter(is_meant) {
             of.path = Some(here.clone());
         }
+        self.settle(name, &here);
         here
     }
 
@@ -724,6 +726,34 @@ fn a_removal_of_nothing_places_nothing() {
         store(0, &[], &[0], Some(6)),
         remove(2, 44, None),
         remove(0, 21, None),
+    ] {
+        world.step(&step);
+        world.check(&prompts());
+    }
+}
+
+/// I10: the device's word for a name that a lower tier had said otherwise places what waits under it, too.
+#[test]
+fn what_waits_for_a_name_goes_where_the_device_says() {
+    // Rank 3 gives these one name each: 3 to [0], 4 to [1], 5 to [1, 0] and to what comes last, 6 to [1, 1].
+    let store = |tier, base: &[u8], symbols: &[u8]| Step::Store {
+        rank: 3,
+        tier,
+        base: base.to_vec(),
+        symbols: symbols.to_vec(),
+        wrong_parent: None,
+        per_name: 1,
+        rootless: false,
+    };
+    let mut world = World::new([false; RANKS]);
+    for step in [
+        store(0, &[], &[1, 0]),
+        store(1, &[], &[0]),
+        Step::Remove { rank: 3, tier: 0, picks: vec![6, 1], stray: None },
+        store(0, &[1, 0, 0, 0], &[0, 0]),
+        store(0, &[1, 1, 0, 1, 0], &[0]),
+        Step::Placeholder { rank: 3, tier: 1, paths: vec![vec![1, 1, 1]] },
+        store(0, &[1, 1], &[1]),
     ] {
         world.step(&step);
         world.check(&prompts());

@@ -346,3 +346,16 @@ fn what_is_refused_is_said() {
     }
     assert_eq!(engine.reasons(), [Reason::OrphansDropped]);
 }
+
+/// E8: what is left out behind a clear of the same batch is not lifted by it; the next batch's clear lifts it.
+#[test]
+fn a_clear_does_not_lift_what_is_left_out_behind_it() {
+    let stored = json!(["BlockStored", [1], null, [1, 2, 3, 4], 4, null, "GPU", null]);
+    for left_out in [json!(["BlockTransferred", [1]]), json!(["BlockRemoved", [true], "GPU"])] {
+        let mut engine = Engine::new(spec());
+        engine.send(&[json!(["AllBlocksCleared"]), stored.clone(), left_out]);
+        assert!(!engine.is_live(), "{:?}", engine.reasons());
+        engine.send(&[json!(["AllBlocksCleared"])]);
+        assert!(engine.is_live(), "{:?}", engine.reasons());
+    }
+}
