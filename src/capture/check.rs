@@ -200,10 +200,17 @@ pub struct CheckReport {
     pub counters: BTreeMap<String, u64>,
     /// Whether there was a truth to compare with. Without one, `ok` says no more than that every rank's trust is as
     /// expected: all batches were decoded, put in order and applied whole.
+    #[serde(skip_serializing_if = "is_true")]
     pub against_truth: bool,
     /// What differs, for people.
     #[serde(skip)]
     pub differences: Differences,
+}
+
+/// Said only where it is not so.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// The check of one rank.

@@ -74,9 +74,14 @@ async fn series_come_and_go_with_their_ranks() {
     assert_eq!(of("rankwise_restarts_total", "rule=\"newer\""), Some(0.0));
     assert_eq!(of("rankwise_held_batches", ""), Some(0.0));
 
-    // C47: rank 5 was never heard within the grace.
-    assert_eq!(value(&text, "rankwise_trust", &["dp_rank=\"5\"", "state=\"silent\""]), Some(1.0));
-    assert_eq!(value(&text, "rankwise_silent_ranks", &[]), Some(1.0));
+    // E4: rank 5 is connected, has no history and was never heard within the grace.
+    assert_eq!(value(&text, "rankwise_trust", &["dp_rank=\"5\"", "state=\"partial\""]), Some(1.0));
+    assert_eq!(
+        value(&text, "rankwise_trust_reason", &["dp_rank=\"5\"", "reason=\"never_heard\""]),
+        Some(1.0)
+    );
+    assert_eq!(value(&text, "rankwise_never_heard_ranks", &[]), Some(1.0));
+    assert_eq!(value(&text, "rankwise_silent_ranks", &[]), Some(0.0));
     assert_eq!(value(&text, "rankwise_last_sequence", &["dp_rank=\"5\""]), None, "nothing is not 0");
     assert_eq!(value(&text, "rankwise_picks_total", &["reason=\"lowest_logit\""]), Some(1.0), "{text}");
     assert_eq!(value(&text, "rankwise_query_duration_seconds_count", &[]), Some(1.0));
