@@ -39,6 +39,7 @@ mod restore;
 mod routing_properties;
 #[cfg(feature = "io")]
 mod serving;
+#[cfg(feature = "io")]
 mod sockets;
 #[cfg(feature = "io")]
 mod telemetry;
